@@ -1,0 +1,37 @@
+# Every target works on a fresh clone: it makes .venv and installs what it needs first.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
+  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
+  && command -v $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/immunis demo
+
+test: $(VENV)/installed-dev
+	$(BIN)/pytest -n 2
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/core.py
+
+$(VENV)/bin/pip:
+	@test -n "$(PYTHON)" || { echo "immunis needs Python 3.11 or 3.12; set PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt $(VENV)/bin/pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) immunis-runs

@@ -1,0 +1,43 @@
+"""Make open-weight models hard to turn to harm, and measure how hard."""
+
+from immunis._version import __version__
+from immunis.errors import (
+    ImmunisError,
+    InputError,
+    NumericalError,
+    OutputError,
+    RankWarning,
+    SettingsError,
+)
+from immunis.gram import Gram, gram
+from immunis.immunize import Immunized, immunize
+from immunis.measure import Measurement, measure
+from immunis.metrics import norm_ratio_curve, relative_immunization_ratio
+from immunis.preconditioned import PreconditionedLinear
+from immunis.records import Record
+from immunis.spectrum import Spectrum, condition_number_interval, reference_condition_number
+from immunis.tasks import Task
+
+__all__ = [
+    "Gram",
+    "ImmunisError",
+    "Immunized",
+    "InputError",
+    "Measurement",
+    "NumericalError",
+    "OutputError",
+    "PreconditionedLinear",
+    "RankWarning",
+    "Record",
+    "SettingsError",
+    "Spectrum",
+    "Task",
+    "__version__",
+    "condition_number_interval",
+    "gram",
+    "immunize",
+    "measure",
+    "norm_ratio_curve",
+    "reference_condition_number",
+    "relative_immunization_ratio",
+]

@@ -1,0 +1,1 @@
+"""What an attacker does with a released extractor, one attack per file."""

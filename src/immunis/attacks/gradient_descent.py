@@ -1,0 +1,28 @@
+"""Linear probing by gradient descent with exact line search (the paper's attacker)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def line_search(hessian: Tensor, cross: Tensor, start: Tensor | None = None) -> Iterator[Tensor]:
+    """Yield the iterates w₀, w₁, ... of steepest descent on ``‖Zw − Y‖²``, forever.
+
+    The loss is known by its moments: gradient ``g = Hw − B`` with ``H = ZᵀZ``, ``B = ZᵀY``,
+    and the step that minimises it along g is ``‖g‖²/⟨g, Hg⟩`` (paper, section 5.1).
+
+    Args:
+        hessian: H (D×D), positive semi-definite.
+        cross: B (D×C).
+        start: w₀ (D×C); zero if left out.
+    """
+    w = torch.zeros_like(cross) if start is None else start.clone()
+    while True:
+        yield w
+        gradient = hessian @ w - cross
+        curvature = float((gradient * (hessian @ gradient)).sum())
+        if curvature > 0:  # at the optimum the gradient is zero and w stays
+            w = w - float(gradient.square().sum()) / curvature * gradient

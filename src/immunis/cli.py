@@ -1,0 +1,304 @@
+"""The command line: reads arguments, calls the library, prints. No logic lives here.
+
+Exit codes: 0 done; 1 the run failed (cannot write, diverged); 2 the request cannot be met
+as it is (bad data, unknown name, bad setting); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from immunis._version import __version__
+from immunis.errors import ImmunisError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Make open-weight models hard to turn to harm, and measure how hard. "
+    "Start with: [bold]immunis demo[/bold].",
+)
+out, err = Console(), Console(stderr=True)
+
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A TOML file, or the name of a bundled recipe (see: immunis list recipes).",
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option("--data", help="Folder with data files; default $IMMUNIS_DATA, ~/.cache/immunis."),
+]
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", help="Folder for the results; made if missing.")
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the record as JSON on stdout, and nothing else.")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"immunis {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Make open-weight models hard to turn to harm, and measure how hard."""
+
+
+@contextmanager
+def _bar(title: str, quiet: bool) -> Iterator[Callable[[str, float], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=err, transient=True, disable=quiet) as progress:
+        job = progress.add_task(escape(title), total=1.0)
+        yield lambda what, share: progress.update(job, description=escape(what), completed=share)
+
+
+def _table(title: str, columns: list[str], rows: list[list[str]], text: bool = False) -> None:
+    """Print a table of figures; with ``text``, cells are left-aligned and wrap instead."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1) if text else 0)
+    for index, column in enumerate(columns):
+        left = text or index == 0
+        table.add_column(column, justify="left" if left else "right", no_wrap=not text)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    out.print(table)
+
+
+def _where(*paths: Path) -> None:
+    """Say where the result is; always the last line."""
+    out.print("written: " + ", ".join(str(path) for path in paths), soft_wrap=True, markup=False)
+
+
+@app.command()
+def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json = False) -> None:
+    """Measure a task pair: both spectra, and the ceiling RIR* no linear defence can pass."""
+    from immunis.card import number
+    from immunis.measure import measure as run
+    from immunis.recipes import load_recipe
+    from immunis.records import make_folder
+
+    chosen = load_recipe(recipe)
+    folder = make_folder(output or f"immunis-runs/{chosen.name}-measure")
+    with _bar(f"measure {chosen.name}", json):
+        tasks = chosen.tasks(data)
+        measured = run(tasks.primary, tasks.harmful)
+        path = measured.record.save(folder / "record.json")
+    if json:
+        typer.echo(measured.record.to_json())
+        return
+    spectra = {"primary": measured.primary, "harmful": measured.harmful}
+    _table(
+        f"{chosen.name}: {measured.record.name}",
+        ["task", "κ", "±", "rank", "of", "samples"],
+        [
+            [
+                f"{role}: {task.name}",
+                number(s.condition_number),
+                f"{s.relative_error:.0e}",
+                str(s.rank),
+                str(s.dimension),
+                number(s.samples),
+            ]
+            for (role, s), task in zip(spectra.items(), measured.tasks, strict=True)
+        ],
+    )
+    out.print(
+        f"ceiling RIR* = {number(measured.ceiling)}, with a ridge of 1e-3: "
+        f"{number(measured.ridge_ceiling)}; free directions: {measured.free_directions}; "
+        f"harmful labels a linear probe explains: ρ = {number(measured.rho)}",
+        highlight=False,
+    )
+    _where(path)
+
+
+@app.command()
+def immunize(recipe: Recipe, data: Data = None, output: Output = None, json: Json = False) -> None:
+    """Immunize a linear extractor as a recipe says; write weights, record and card."""
+    from safetensors.torch import save
+
+    from immunis.card import number, write_card
+    from immunis.errors import SettingsError
+    from immunis.immunize import immunize as run
+    from immunis.recipes import load_recipe
+    from immunis.records import make_folder, write_bytes
+
+    chosen = load_recipe(recipe)
+    settings = dict(chosen.method)
+    if not settings:
+        raise SettingsError(f"recipe {recipe} has no [method]; add one (see: immunis list).")
+    method = settings.pop("name")
+    folder = make_folder(output or f"immunis-runs/{chosen.name}-{method}")
+    with _bar(f"immunize {chosen.name}", json) as bar:
+        tasks = chosen.tasks(data)
+        result = run(
+            chosen.extractor(tasks.primary.input_shape[0]),
+            tasks.primary,
+            tasks.harmful,
+            method,
+            seed=chosen.seed,
+            progress=lambda share: bar(f"{chosen.name}: {method}", share),
+            **settings,
+        )
+        paths = [
+            write_bytes(folder / "model.safetensors", save(result.model.state_dict())),
+            write_bytes(folder / "head.safetensors", save(result.head.state_dict())),
+            result.record.save(folder / "record.json"),
+            write_card(result.record, folder / "card.html"),
+        ]
+    if json:
+        typer.echo(result.record.to_json())
+        return
+    f = result.record.figures
+    _table(
+        result.record.name,
+        ["", "before", "after", "factor"],
+        [
+            *(
+                [
+                    f"κ, {role}",
+                    number(f["spectra"][role]["before"]["condition_number"]),
+                    number(f["spectra"][role]["after"]["condition_number"]),
+                    number(f["rir"][role]),
+                ]
+                for role in ("primary", "harmful")
+            ),
+            ["ρ, harmful labels", number(f["rho"]["before"]), number(f["rho"]["after"]), ""],
+            [
+                f"primary score ({f['primary_score']['split']})",
+                number(f["primary_score"]["before"]),
+                number(f["primary_score"]["after"]),
+                "",
+            ],
+        ],
+    )
+    out.print(f"RIR = {number(f['rir']['value'])} of at most {number(f['ceiling'])}")
+    _where(*paths)
+
+
+@app.command()
+def demo(output: Output = None, seed: int = 0, json: Json = False) -> None:
+    """Run every method on the bundled digits and show what an attacker still reads."""
+    from immunis import figures
+    from immunis.card import number, write_card
+    from immunis.demo import STEPS
+    from immunis.demo import demo as run
+    from immunis.records import make_folder, write_bytes
+
+    folder = make_folder(output or "immunis-runs/demo")
+    with _bar("demo", json) as bar:
+        record = run(seed, bar)
+        paths = [
+            record.save(folder / "record.json"),
+            write_bytes(folder / "spectra.png", figures.spectra(record)),
+            write_bytes(folder / "norm_ratios.png", figures.norm_ratios(record)),
+            write_card(record, folder / "card.html"),
+        ]
+    if json:
+        typer.echo(record.to_json())
+        return
+    _table(
+        record.name,
+        ["method", "κ_P", "κ_H", "RIR", "RIR*", "prim."]
+        + [f"@{step}" for step in STEPS]
+        + ["ridge", "s"],
+        [
+            [
+                name,
+                number(row["spectra"]["primary"]["condition_number"]),
+                number(row["spectra"]["harmful"]["condition_number"]),
+                number(row["rir"]["value"]),
+                number(record.figures["ceiling"]),
+                f"{100 * row['primary_accuracy']:.1f}",
+                *(
+                    f"{100 * row['harmful_accuracy']['gradient_descent'][str(step)]:.1f}"
+                    for step in STEPS
+                ),
+                f"{100 * row['harmful_accuracy']['ridge']:.1f}",
+                f"{row['seconds']:.1f}",
+            ]
+            for name, row in record.figures["methods"].items()
+        ],
+    )
+    out.print(
+        "RIR: factor on the harmful over factor on the primary condition number; RIR*: its ceiling. "
+        "prim.: primary test accuracy (%). @n, ridge: harmful test accuracy (%) of an attacker who "
+        "trains a probe on samples of his own, by n descent steps or in closed form.",
+        highlight=False,
+    )
+    _where(*paths)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        str, typer.Argument(help="methods, recipes or sources; all of them if left out.")
+    ] = "",
+) -> None:
+    """List the methods with their settings, the bundled recipes, and the data sources."""
+    from immunis.errors import unknown
+    from immunis.methods import METHODS
+    from immunis.recipes import SOURCES, bundled
+
+    kinds = ("methods", "recipes", "sources")
+    if what and what not in kinds:
+        raise unknown("list", what, kinds)
+    if what in ("", "methods"):
+        rows = []
+        for method in METHODS.values():
+            defaults = (f"{f.name}={f.default}" for f in dataclasses.fields(method.settings))
+            rows.append([method.name, method.summary, ", ".join(defaults)])
+        _table("methods", ["name", "what it does", "settings and defaults"], rows, text=True)
+    if what in ("", "recipes"):
+        first = [
+            [name, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")]
+            for name, path in bundled().items()
+        ]
+        _table("recipes", ["name", "what it is"], first, text=True)
+    if what in ("", "sources"):
+        docs = [[name, (f.__doc__ or "").splitlines()[0]] for name, f in SOURCES.items()]
+        _table("data sources", ["name", "what it is"], docs, text=True)
+
+
+def _show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:
+    err.print(f"warning: {message}", style="yellow", markup=False, highlight=False)
+
+
+def main() -> None:
+    """Entry point: no traceback for a user's mistake."""
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except ImmunisError as error:
+        err.print(f"error: {error}", style="red", markup=False, highlight=False)
+        sys.exit(2 if isinstance(error, ValueError) else 1)
+    except KeyboardInterrupt:
+        err.print("interrupted: nothing was written after the last completed file.")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""House Prices (Ames, from Kaggle), split and encoded as in the paper's released code.
+
+Inputs are every column but LotArea and SalePrice: 79 of them, the row Id among them.
+Missing values become 0, text columns are numbered in sorted order, and columns and targets
+are standardised, all within each zoning group separately. Rows of zone RL are harmful.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from immunis.datasets.common import Tasks, data_file
+from immunis.errors import InputError
+from immunis.tasks import Task
+
+NAME = "house_prices/train.csv"
+HOW = (
+    "Download train.csv of the Kaggle competition 'house-prices-advanced-regression-techniques' "
+    "and put it there, or point --data or $IMMUNIS_DATA at the folder that holds house_prices/."
+)
+
+
+def house_prices(folder: str | Path | None = None, rows: int | None = None) -> Tasks:
+    """Return LotArea outside zone RL as primary, SalePrice in zone RL as harmful task.
+
+    Args:
+        folder: where ``house_prices/train.csv`` lies; see ``data_file``.
+        rows: keep the first so many rows of each task (the released code keeps 200).
+
+    The last fifth of each task is test data, the fifth before it in the harmful task is the
+    attacker's.
+    """
+    table = _read(data_file(NAME, folder, HOW))
+    zone = table["MSZoning"] == "RL"
+    x_p, y_p = _encode(table, ~zone, "LotArea", rows)
+    x_h, y_h = _encode(table, zone, "SalePrice", rows)
+    end_p, end_h, attacker = len(x_p) * 4 // 5, len(x_h) * 4 // 5, len(x_h) * 3 // 5
+    test = (x_h[end_h:], y_h[end_h:])
+    return Tasks(
+        Task((x_p[:end_p], y_p[:end_p]), (x_p[end_p:], y_p[end_p:]), "LotArea outside RL"),
+        Task((x_h[:attacker], y_h[:attacker]), test, "SalePrice in RL"),
+        Task((x_h[attacker:end_h], y_h[attacker:end_h]), test, "SalePrice in RL (attacker)"),
+    )
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    header, body = rows[0], rows[1:]
+    missing = {"MSZoning", "LotArea", "SalePrice"} - set(header)
+    if missing or not body:
+        raise InputError(
+            f"{path}: expected the Kaggle table with columns MSZoning, LotArea and SalePrice, "
+            f"but {', '.join(sorted(missing)) or 'all rows'} are missing. {HOW}"
+        )
+    ragged = [i for i, row in enumerate(body, 2) if len(row) != len(header)]
+    if ragged:
+        raise InputError(f"{path}: line {ragged[0]} is cut short; the file is truncated. {HOW}")
+    return {name: np.array([row[i] for row in body]) for i, name in enumerate(header)}
+
+
+def _encode(
+    table: dict[str, np.ndarray], keep: np.ndarray, target: str, rows: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    columns = []
+    for name, column in table.items():
+        if name not in ("LotArea", "SalePrice"):
+            columns.append(_standardise(_numbers(column, keep)))
+    y = _standardise(table[target][keep].astype(float))
+    return np.stack(columns, axis=1)[:rows], y[:rows]
+
+
+def _numbers(column: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    filled = np.where(np.isin(column, ("NA", "")), "0", column)
+    try:
+        filled.astype(float)  # a column is numeric if it is so in the whole table
+    except ValueError:
+        return np.unique(filled[keep], return_inverse=True)[1].astype(float)
+    return filled[keep].astype(float)
+
+
+def _standardise(column: np.ndarray) -> np.ndarray:
+    spread = column.std(ddof=1)
+    return (column - column.mean()) / (spread if spread > 0 else 1.0)

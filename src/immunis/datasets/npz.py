@@ -1,0 +1,60 @@
+"""A user's own arrays, from NumPy ``.npz`` files."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from immunis.datasets.common import Tasks
+from immunis.errors import InputError, OutputError
+from immunis.tasks import Task
+
+
+def npz(primary: str, harmful: str, attacker: str | None = None, folder: str | None = None) -> Tasks:
+    """Read tasks from ``.npz`` files with ``x_train``, ``y_train`` and optional test arrays.
+
+    Without ``attacker``, every second training row of the harmful file is kept from the
+    defender and given to the attacker. Pickled arrays are refused.
+    """
+    base = Path(folder or ".")
+    main = _read(base / primary)
+    harm = _read(base / harmful)
+    first, test = harm["x_train"], _test(harm)
+    if attacker is None:
+        own = (first[1::2], harm["y_train"][1::2])
+        defender = (first[::2], harm["y_train"][::2])
+    else:
+        other = _read(base / attacker)
+        own, defender = (other["x_train"], other["y_train"]), (first, harm["y_train"])
+        test = _test(other) or test
+    name = Path(harmful).stem
+    return Tasks(
+        Task((main["x_train"], main["y_train"]), _test(main), Path(primary).stem),
+        Task(defender, test, name),
+        Task(own, test, f"{name} (attacker)"),
+    )
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except OSError as error:
+        raise OutputError(f"cannot read {path}: {error.strerror or error}.") from error
+    except (ValueError, zipfile.BadZipFile, AttributeError) as error:
+        raise InputError(f"{path} is not a plain .npz file of arrays: {error}.") from error
+    missing = {"x_train", "y_train"} - set(arrays)
+    if missing:
+        raise InputError(
+            f"{path} lacks {', '.join(sorted(missing))}; it has {', '.join(arrays) or 'nothing'}. "
+            "Save it with numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
+        )
+    return arrays
+
+
+def _test(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+    if "x_test" in arrays and "y_test" in arrays:
+        return arrays["x_test"], arrays["y_test"]
+    return None

@@ -1,0 +1,46 @@
+"""The few errors immunis raises, and how their messages are built.
+
+A message says what came, what was expected, and what to do. Every error is a
+``ValueError`` (the caller can mend it) or a ``RuntimeError`` (the world failed).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ImmunisError(Exception):
+    """Base of every error this library raises on purpose."""
+
+
+class InputError(ImmunisError, ValueError):
+    """Data, a model or a matrix that cannot be used as it is."""
+
+
+class SettingsError(ImmunisError, ValueError):
+    """An unknown name, an unknown key, or a setting outside its range."""
+
+
+class NumericalError(ImmunisError, RuntimeError):
+    """A computation that left the range in which its result would be true."""
+
+
+class OutputError(ImmunisError, RuntimeError):
+    """A file or folder that cannot be read or written."""
+
+
+class RankWarning(UserWarning):
+    """A Gram matrix is rank-deficient, so its figures describe a subspace only."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> SettingsError:
+    """Build the error for a name that is not in ``known``, with the closest one.
+
+    >>> print(unknown("method", "frontir", ["condition", "frontier"]))
+    unknown method 'frontir': did you mean 'frontier'? Known: condition, frontier
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(str(name), known, n=1)
+    hint = f": did you mean {close[0]!r}?" if close else "."
+    return SettingsError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known) or 'none'}")

@@ -1,0 +1,281 @@
+"""What can be promised: certified steps, the ceiling RIR*, and the frontier that reaches it.
+
+Steps. Under a pure R_well or R_ill step the eigenvalues of H(θ) move in closed form, so the
+exact set of step sizes that lowers (or raises) κ follows from three eigenvalues. The
+intervals printed in the paper's theorem 4.3 are neither sufficient nor necessary.
+
+Ceiling. Let ``M = K_P^{-1/2} K_H K_P^{-1/2}`` on the range of K_P. Every invertible θ obeys
+``κ_H(θ) ≤ κ(M)·κ_P(θ)``: with ``A = K_P^{1/2}θ`` the two Hessians are ``AᵀA`` and ``AᵀMA``.
+``θ = K_P^{-1/2}·U·diag(a)``, U the eigenvectors of M and a rising with its eigenvalues,
+attains it, so the largest relative immunization ratio is ``RIR* = κ(M)·κ(K_P)/κ(K_H)``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from immunis.errors import InputError
+from immunis.gram import Gram, symmetric
+from immunis.regularizers import _tied, ill_gap
+from immunis.spectrum import Spectrum, eigh, relative_cutoff
+
+Steps = tuple[tuple[float, float], ...]
+
+
+def _sorted_positive(eigenvalues: Tensor) -> Tensor:
+    sigma = eigenvalues.detach().to("cpu", torch.float64).reshape(-1).sort(descending=True).values
+    if not len(sigma) or not bool((sigma > 0).all()) or not bool(torch.isfinite(sigma).all()):
+        raise InputError(
+            "steps are certified from the non-zero eigenvalues of H(θ): all must be positive and "
+            "finite. Drop the zero ones first (Spectrum.rank says how many remain)."
+        )
+    return sigma
+
+
+def eigenvalues_after_well_step(eigenvalues: Tensor, step: float, dimension: int) -> Tensor:
+    """Eigenvalues of H after ``θ ← θ(I − 2η·∇_H R_well)``, in the order they came (largest first).
+
+    ``σ₁' = σ₁(1 − 2η(1/m − 1/D)σ₁)²`` for the m-fold largest, ``σᵢ' = σᵢ(1 + 2ησᵢ/D)²`` below.
+    """
+    sigma = _sorted_positive(eigenvalues)
+    top = _tied(sigma, 0)
+    slope = torch.where(top, 1 / int(top.sum()) - 1 / dimension, -1 / dimension)
+    return sigma * (1 - 2 * step * slope * sigma) ** 2
+
+
+def eigenvalues_after_ill_step(eigenvalues: Tensor, step: float) -> Tensor:
+    """Eigenvalues of H after ``θ ← θ(I − 2η·∇_H R_ill)``, in the order they came.
+
+    With ``r = η/(‖H‖²_F/2k − σ_k²/2)²``: ``σᵢ' = σᵢ(1 + 2rσᵢ/k)²`` above the m-fold smallest,
+    and ``σ_k' = σ_k(1 − 2r(1/m − 1/k)σ_k)²``.
+    """
+    sigma = _sorted_positive(eigenvalues)
+    low, k = _tied(sigma, -1), len(sigma)
+    if bool(low.all()):
+        return sigma
+    slope = torch.where(low, 1 / int(low.sum()) - 1 / k, -1 / k)
+    return sigma * (1 - 2 * (step / ill_gap(sigma) ** 2) * slope * sigma) ** 2
+
+
+def well_steps(eigenvalues: Tensor, dimension: int) -> Steps:
+    """Return the exact set of step sizes η > 0 for which an R_well step lowers κ.
+
+    A union of at most two open intervals, possibly empty (κ = 1 already). Only σ₁, the next
+    smaller eigenvalue σ₂ and the smallest σ_k enter: with ``f₁ = √σ₁|1−2aσ₁η|`` and
+    ``fᵢ = √σᵢ(1+2σᵢη/D)``, κ falls exactly when f₁ and f₂ stay below ``√κ·min(f₁, f_k)``.
+    """
+    sigma = _sorted_positive(eigenvalues)
+    top = _tied(sigma, 0)
+    m = int(top.sum())
+    if m == len(sigma):
+        return ()
+    s1, s2, sk = (math.sqrt(v) for v in (float(sigma[0]), float(sigma[m]), float(sigma[-1])))
+    a, b, r = 1 / m - 1 / dimension, 1 / dimension, s1 / sk
+    end = _positive_ratio(1, a * s1**2 - b * sk**2)  # f₁ < r·f_k
+    end = min(end, _positive_ratio(s1 - s2, 2 * b * (s2**3 - s1 * sk**2)))  # f₂ < r·f_k
+    first = (r * s1 - s2) / (2 * (b * s2**3 + a * r * s1**3))  # f₂ < r·f₁, f₁ falling
+    again = _positive_ratio(s2 + r * s1, 2 * (a * r * s1**3 - b * s2**3))  # and rising
+    parts = ((0.0, min(first, end)), (again, end))
+    return tuple((low, high) for low, high in parts if low < high)
+
+
+def ill_steps(eigenvalues: Tensor) -> Steps:
+    """Return the exact set of step sizes η > 0 for which an R_ill step raises κ.
+
+    Open intervals, with ∞ as a possible end; empty if all eigenvalues agree. The one step that
+    sends σ_k to zero, losing a rank, separates two intervals and is in neither.
+    """
+    sigma = _sorted_positive(eigenvalues)
+    low, k = _tied(sigma, -1), len(sigma)
+    m = int(low.sum())
+    if m == k:
+        return ()
+    s1, sj, sk = (
+        math.sqrt(v) for v in (float(sigma[0]), float(sigma[k - m - 1]), float(sigma[-1]))
+    )
+    a, b = 1 / m - 1 / k, 1 / k
+    zero = 1 / (2 * a * sk**2)  # σ_k' = 0
+    first = _positive_ratio(1, a * sk**2 - b * s1**2)  # f₁/f_k > √κ
+    second = min(
+        _positive_ratio(sj - sk, 2 * b * (sk * s1**2 - sj**3)),  # f₁/f_j > √κ
+        _positive_ratio(sk**2 + s1 * sj, 2 * (a * sk**4 - b * s1 * sj**3)),  # f_k/f_j > √κ
+    )
+    ends = [(0.0, first)] if second > first else [(0.0, math.inf)]
+    if first < second < math.inf:
+        ends.append((second, math.inf))
+    scale = float(ill_gap(sigma)) ** 2
+    parts = []
+    for start, stop in ends:
+        cuts = [start, zero, stop] if start < zero < stop else [start, stop]
+        parts += list(zip(cuts[:-1], cuts[1:], strict=True))
+    return tuple((start * scale, stop * scale) for start, stop in parts)
+
+
+def _positive_ratio(numerator: float, denominator: float) -> float:
+    """``numerator/denominator`` where the denominator is positive, else ∞ (never reached)."""
+    return numerator / denominator if denominator > 0 else math.inf
+
+
+def certified_well_step(eigenvalues: Tensor, dimension: int) -> float:
+    """Return the step size at which an R_well step lowers κ the most; 0 if none does.
+
+    κ falls until σ₁ meets the next eigenvalue: ``η = (√σ₁−√σ₂)/(2(aσ₁^{3/2} + σ₂^{3/2}/D))``
+    with ``a = 1/m − 1/D``. Repeating it merges one more eigenvalue each time and reaches
+    κ = 1 after at most k−1 steps.
+    """
+    sigma = _sorted_positive(eigenvalues)
+    top = _tied(sigma, 0)
+    m = int(top.sum())
+    if m == len(sigma):
+        return 0.0
+    s1, s2 = math.sqrt(float(sigma[0])), math.sqrt(float(sigma[m]))
+    return (s1 - s2) / (2 * ((1 / m - 1 / dimension) * s1**3 + s2**3 / dimension))
+
+
+def certified_well_factors(eigenvalues: Tensor, dimension: int, steps: int) -> Tensor:
+    """Return what ``steps`` certified R_well steps multiply each eigendirection of θ by.
+
+    H(θ) keeps its eigenvectors under R_well steps, so a whole run of them is one scaling per
+    direction: factor ``1 − 2η·slope·σ`` a step. Each step merges the next eigenvalue into the
+    largest; after k−1 steps all agree and θ has whitened the task.
+
+    Args:
+        eigenvalues: the k non-zero eigenvalues of H(θ), largest first.
+        dimension: D.
+        steps: number of steps; those beyond k−1 change nothing.
+    """
+    sigma = _sorted_positive(eigenvalues)
+    factors = torch.ones_like(sigma)
+    for _ in range(steps):
+        step = certified_well_step(sigma, dimension)
+        if step == 0:
+            break
+        m = int(_tied(sigma, 0).sum())
+        after = eigenvalues_after_well_step(sigma, step, dimension)
+        after[: m + 1] = after[m]  # they meet; rounding must not tell them apart again
+        factors *= (after / sigma).sqrt()
+        sigma = after
+    return factors
+
+
+def certified_ill_step(eigenvalues: Tensor, fraction: float = 0.5) -> float:
+    """Return a step size at which an R_ill step surely raises κ; 0 if none does.
+
+    κ rises without bound as η nears the step that sends σ_k to zero; ``fraction`` of the way
+    there leaves ``σ_k' = (1−fraction)²·σ_k``.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"fraction must lie strictly between 0 and 1, got {fraction}.")
+    steps = ill_steps(eigenvalues)
+    if not steps:
+        return 0.0
+    sigma = _sorted_positive(eigenvalues)
+    m, k = int(_tied(sigma, -1).sum()), len(sigma)
+    zero = float(ill_gap(sigma)) ** 2 / (2 * (1 / m - 1 / k) * float(sigma[-1]))
+    return fraction * zero
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """The harmful Gram in coordinates where the primary one is the identity.
+
+    Attributes:
+        values: eigenvalues μ of ``M = K_P^{-1/2} K_H K_P^{-1/2}``, largest first (k_P of them).
+        basis: ``K_P^{-1/2}·U`` (D×k_P): columns that make H_P the identity and H_H diagonal.
+        null: orthonormal basis of the directions in which K_P vanishes (D×(D−k_P)).
+        free: number of *free directions*, where K_H lives and K_P does not.
+        cutoff: eigenvalues of M at or below it count as zero.
+    """
+
+    values: Tensor
+    basis: Tensor
+    null: Tensor
+    free: int
+    cutoff: float
+
+    @property
+    def spectrum(self) -> Spectrum:
+        """Spectrum of M."""
+        return Spectrum(self.values, self.cutoff)
+
+
+def whiten(primary: Tensor, harmful: Tensor, epsilon: float = 0.0) -> Whitened:
+    """Solve the generalized eigenproblem ``K_H v = μ K_P v`` on the range of K_P."""
+    if primary.shape != harmful.shape or primary.ndim != 2:
+        raise InputError(
+            f"primary Gram {tuple(primary.shape)} and harmful Gram {tuple(harmful.shape)} must "
+            "have the same features."
+        )
+    k_p, k_h = (m.detach().to("cpu", torch.float64) for m in (primary, harmful))
+    cut = relative_cutoff(len(k_p), epsilon)
+    values, vectors = eigh(k_p)
+    keep = values > values[0] * cut
+    if not bool(keep.any()) or not bool(k_h.any()):
+        raise InputError("a Gram matrix is zero: every feature of that task is zero.")
+    root = vectors[:, keep] * values[keep].rsqrt()
+    null = vectors[:, ~keep]
+    mu, u = eigh(symmetric(root.T @ k_h @ root))
+    outside = eigh(symmetric(null.T @ k_h @ null))[0] if null.shape[1] else values[:0]
+    free = int((outside > float(eigh(k_h)[0][0]) * cut).sum())
+    return Whitened(mu, root @ u, null, free, float(mu[0]) * cut)
+
+
+def ceiling(primary: Gram, harmful: Gram, ridge: float = 0.0) -> float:
+    """Return ``RIR*``, the largest relative immunization ratio any linear θ can reach.
+
+    Infinite when there are free directions (they can be shrunk at no cost to the primary
+    task). With ``ridge`` > 0 each Gram gets ``ridge·tr(K)/D`` on its diagonal first, which
+    makes every direction count and the figure finite: the ceiling under weight decay.
+    """
+    k_p, k_h = primary.matrix(), harmful.matrix()
+    if not ridge >= 0:
+        raise InputError(f"ridge must be at least 0, got {ridge}.")
+    if ridge:
+        eye = torch.eye(len(k_p), dtype=torch.float64)
+        k_p = k_p + ridge * k_p.diagonal().mean() * eye
+        k_h = k_h + ridge * k_h.diagonal().mean() * eye
+    epsilon = max(primary.epsilon, harmful.epsilon)
+    whitened = whiten(k_p, k_h, epsilon)
+    before = Spectrum.of(k_h)
+    if whitened.free:
+        return math.inf if before.rank > 1 else 1.0
+    mu, kappa_p = whitened.spectrum.condition_number, Spectrum.of(k_p).condition_number
+    return mu * kappa_p / before.condition_number
+
+
+def frontier(
+    primary: Tensor,
+    harmful: Tensor,
+    budget: float = 1.0,
+    free_scale: float = 1.0,
+    epsilon: float = 0.0,
+) -> Tensor:
+    """Return θ on the Pareto frontier: ``κ_P = budget`` and ``κ_H = κ(M)·budget``.
+
+    ``θ = K_P^{-1/2}·U·diag(a)``, ``aᵢ² = (μᵢ/μ_min)^t`` with t such that the a² span the
+    budget. Directions in which K_P vanishes are filled with an orthonormal basis, scaled to
+    the typical column and by ``free_scale``, so that θ is invertible; with free directions
+    κ_H then also depends on that scale.
+
+    Args:
+        primary: K_P (D×D).
+        harmful: K_H (D×D).
+        budget: the primary condition number to accept, at least 1.
+        free_scale: relative scale of the directions the primary task does not use.
+        epsilon: precision of the inputs behind the Grams, for the rank cut-off.
+    """
+    if not 1 <= budget < math.inf:
+        raise InputError(f"budget must be a finite number of at least 1, got {budget}.")
+    if not free_scale > 0:
+        raise InputError(f"free_scale must be positive, got {free_scale}.")
+    whitened = whiten(primary, harmful, epsilon)
+    mu = whitened.values.clamp(min=whitened.spectrum.smallest)
+    span = math.log(float(mu[0] / mu[-1]))
+    power = math.log(budget) / span if span > 0 else 0.0
+    columns = whitened.basis * (mu / mu[-1]) ** (power / 2)
+    typical = columns.norm(dim=0).log().mean().exp()
+    return torch.cat([columns, free_scale * typical * whitened.null], dim=1)

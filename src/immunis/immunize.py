@@ -1,0 +1,229 @@
+"""Immunize a linear extractor: any method in, a plain layer and its primary head out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from immunis.errors import InputError
+from immunis.gram import Gram
+from immunis.guarantees import ceiling
+from immunis.measure import data_figures, paired_grams, spectrum_figures
+from immunis.methods import LinearProblem, get_method
+from immunis.metrics import as_extractor, relative_immunization_ratio, score
+from immunis.records import Record
+from immunis.regularizers import rho_of_gram
+from immunis.spectrum import eigh, relative_cutoff
+from immunis.tasks import Task
+
+
+@dataclass(frozen=True)
+class Immunized:
+    """An immunized extractor.
+
+    Attributes:
+        model: a plain ``nn.Linear`` of the given one's shape, dtype and bias.
+        head: the primary task's linear head on it.
+        exact: whether the head compensates the change exactly (θ is invertible), so that
+            primary predictions are those of the original up to rounding.
+    """
+
+    model: nn.Linear
+    head: nn.Linear
+    exact: bool
+    _make_record: Callable[[], Record]
+
+    @cached_property
+    def record(self) -> Record:
+        """The run as a record; its figures are measured on the returned, rounded layer."""
+        return self._make_record()
+
+
+def immunize(
+    model: nn.Linear | Tensor,
+    primary: Task,
+    harmful: Task,
+    method: str = "erase",
+    *,
+    head: nn.Linear | None = None,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+    **settings: Any,
+) -> Immunized:
+    """Change a linear extractor so that the harmful task is hard and the primary one is not.
+
+    Args:
+        model: a square, invertible ``nn.Linear`` or matrix θ (features are ``xᵀθ``).
+        primary: the task that must stay easy.
+        harmful: the task that should become hard; the defender's own sample of it.
+        method: one of ``immunis list``.
+        head: the primary head to compensate; by default the least-squares head is.
+        seed: seeds everything random in the method.
+        progress: called with the share of the work done, from 0 to 1.
+        **settings: the method's settings; an unknown one is refused with a suggestion.
+
+    Raises:
+        InputError: for models or data that cannot be used.
+        SettingsError: for an unknown method or setting, or one out of range.
+        NumericalError: if the method diverges.
+
+    >>> from immunis.datasets import digits
+    >>> tasks = digits()
+    >>> r = immunize(torch.eye(64), tasks.primary, tasks.harmful, method="frontier")
+    >>> r.model, r.exact
+    (Linear(in_features=64, out_features=64, bias=False), True)
+    """
+    start = time.perf_counter()
+    chosen = get_method(method)
+    configured = chosen.configure(settings)
+    theta, bias = _parts(model, primary)
+    # A bias makes features affine in x. Then the method works on the features themselves,
+    # from θ₀ = I, and its linear map is composed with the layer afterwards.
+    extractor = None if bias is None else as_extractor(model)
+    origin = theta if bias is None else torch.eye(len(theta), dtype=torch.float64)
+    moments = paired_grams(primary, harmful, extractor)
+    problem = LinearProblem(
+        origin, *moments, (primary, harmful), extractor, seed, progress or (lambda share: None)
+    )
+    solution = chosen.solve(problem, configured)
+    change = torch.linalg.solve(origin, solution.theta)  # T: features z become zT
+    features = moments[0].transform(origin)
+    new_layer = _layer(model, theta @ change, None if bias is None else bias @ change)
+    original_head = _least_squares_head(features) if head is None else _checked_head(head, theta)
+    new_head, exact = _compensated(original_head, change, features)
+    seconds = time.perf_counter() - start
+
+    def make_record() -> Record:
+        ratio = relative_immunization_ratio(new_layer, primary, harmful)
+        old = as_extractor(model)
+        new = as_extractor(new_layer)
+        spectra = {
+            name: {"before": spectrum_figures(pair[0]), "after": spectrum_figures(pair[1])}
+            for name, pair in ratio.spectra.items()
+        }
+        varied = float(moments[1].target_scatter.trace()) > 0
+        after = moments[1].transform(solution.theta)
+        return Record(
+            kind="immunize",
+            name=f"{primary.name} / {harmful.name}: {method}",
+            figures={
+                "rir": {
+                    "harmful": ratio.harmful,
+                    "primary": ratio.primary,
+                    "value": ratio.value,
+                },
+                "ceiling": ceiling(*paired_grams(primary, harmful)),
+                "rho": {
+                    "before": rho_of_gram(moments[1].transform(origin)) if varied else None,
+                    "after": rho_of_gram(after) if varied else None,
+                },
+                "primary_score": {
+                    "before": score(lambda x: original_head(old(x)), primary),
+                    "after": score(lambda x: new_head(new(x)), primary),
+                    "split": "test" if primary.test else "train",
+                },
+                "exact_head": exact,
+                "spectra": spectra,
+                "details": solution.details,
+            },
+            settings={"method": method, **dataclasses.asdict(configured)},
+            data=data_figures(primary, harmful),
+            seed=seed,
+            seconds=seconds,
+        )
+
+    return Immunized(new_layer, new_head, exact, make_record)
+
+
+def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | None]:
+    """θ (D×D) and the bias of a model, checked, in float64."""
+    if isinstance(model, nn.Linear):
+        theta = model.weight.detach().T
+        bias = None if model.bias is None else model.bias.detach().to("cpu", torch.float64)
+    elif isinstance(model, Tensor):
+        theta, bias = model.detach(), None
+    else:
+        raise InputError(
+            f"expected nn.Linear or a matrix θ, got {type(model).__name__}; linear methods "
+            "immunize a linear extractor."
+        )
+    if theta.ndim != 2 or theta.shape[0] != theta.shape[1]:
+        raise InputError(
+            f"θ has shape {tuple(theta.shape)}; linear methods need a square one. Reduce the "
+            "inputs first, or pad the layer."
+        )
+    if not theta.is_floating_point() or not bool(torch.isfinite(theta).all()):
+        raise InputError(f"θ (dtype {theta.dtype}) must hold finite floating-point numbers.")
+    if primary.input_shape != (len(theta),):
+        raise InputError(
+            f"θ reads {len(theta)} features, but {primary.name} inputs have shape "
+            f"{primary.input_shape} per sample. Flatten the inputs, or pass a fitting θ."
+        )
+    theta = theta.to("cpu", torch.float64)
+    sigma = torch.linalg.svdvals(theta)
+    if not float(sigma[-1]) > float(sigma[0]) * relative_cutoff(len(theta)):
+        raise InputError(
+            f"θ is singular (singular values from {float(sigma[0]):.3g} down to "
+            f"{float(sigma[-1]):.3g}): it has already thrown features away. Pass an invertible θ."
+        )
+    return theta, bias
+
+
+def _layer(model: nn.Linear | Tensor, theta: Tensor, bias: Tensor | None) -> nn.Linear:
+    like = model.weight if isinstance(model, nn.Linear) else theta
+    layer = nn.Linear(*theta.shape, bias=bias is not None, dtype=like.dtype, device=like.device)
+    with torch.no_grad():
+        layer.weight.copy_(theta.T)
+        if bias is not None:
+            layer.bias.copy_(bias)
+    return layer.requires_grad_(False).eval()
+
+
+def _linear(weights: Tensor, bias: Tensor) -> nn.Linear:
+    head = nn.Linear(*weights.shape, dtype=torch.float64)
+    with torch.no_grad():
+        head.weight.copy_(weights.T)
+        head.bias.copy_(bias)
+    return head.requires_grad_(False).eval()
+
+
+def _least_squares_head(features: Gram) -> nn.Linear:
+    """The primary head that minimises squared error on the original features."""
+    weights = _pseudo_inverse(features) @ features.cross_scatter
+    return _linear(weights, features.target_mean - features.mean @ weights)
+
+
+def _checked_head(head: nn.Linear, theta: Tensor) -> nn.Linear:
+    if not isinstance(head, nn.Linear) or head.in_features != len(theta):
+        raise InputError(f"head must be an nn.Linear that reads {len(theta)} features, got {head}.")
+    weights = head.weight.detach().to("cpu", torch.float64).T
+    bias = weights.new_zeros(head.out_features) if head.bias is None else head.bias.detach()
+    return _linear(weights, bias.to("cpu", torch.float64))
+
+
+def _pseudo_inverse(features: Gram) -> Tensor:
+    values, vectors = eigh(features.scatter)
+    keep = values > values[0] * relative_cutoff(features.dimension, features.epsilon)
+    return vectors[:, keep] / values[keep] @ vectors[:, keep].T
+
+
+def _compensated(head: nn.Linear, change: Tensor, features: Gram) -> tuple[nn.Linear, bool]:
+    """The head on ``zT`` that predicts what ``head`` predicts on z; exact if T is invertible.
+
+    For a singular T it is the least-squares fit of the old predictions to the new features.
+    """
+    weights, bias = head.weight.T, head.bias
+    sigma = torch.linalg.svdvals(change)
+    if float(sigma[-1]) > float(sigma[0]) * relative_cutoff(len(change)):
+        return _linear(torch.linalg.solve(change, weights), bias), True
+    new = features.transform(change)
+    fitted = _pseudo_inverse(new) @ (change.T @ features.scatter @ weights)
+    shift = features.mean @ weights - new.mean @ fitted
+    return _linear(fitted, bias + shift), False

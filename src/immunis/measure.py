@@ -1,0 +1,175 @@
+"""Measure a task pair: two spectra, and how far the pair can be immunized at all."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from immunis.errors import InputError, RankWarning
+from immunis.gram import Gram, gram
+from immunis.guarantees import ceiling, whiten
+from immunis.metrics import Extractor, as_extractor
+from immunis.records import Record
+from immunis.regularizers import rho_of_gram
+from immunis.spectrum import Spectrum
+from immunis.tasks import Task
+
+RIDGE = 1e-3
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How a primary and a harmful task look through an extractor, before any defence.
+
+    Attributes:
+        primary: spectrum of the primary features.
+        harmful: spectrum of the harmful features.
+        ceiling: RIR*, the largest RIR a further linear map can reach; ∞ with free directions.
+        ridge_ceiling: the same when both Grams are damped by 10⁻³ of their mean eigenvalue.
+        free_directions: dimensions the harmful task uses and the primary task does not.
+        rho: share of the harmful labels a ridge probe explains; None for constant labels.
+    """
+
+    primary: Spectrum
+    harmful: Spectrum
+    ceiling: float
+    ridge_ceiling: float
+    free_directions: int
+    rho: float | None
+    tasks: tuple[Task, Task]
+    seconds: float
+
+    @cached_property
+    def record(self) -> Record:
+        """The measurement as a record (hashes the data, which takes a pass over it)."""
+        return Record(
+            kind="measure",
+            name=f"{self.tasks[0].name} / {self.tasks[1].name}",
+            figures={
+                "primary": spectrum_figures(self.primary),
+                "harmful": spectrum_figures(self.harmful),
+                "ceiling": self.ceiling,
+                "ridge_ceiling": self.ridge_ceiling,
+                "free_directions": self.free_directions,
+                "rho": self.rho,
+            },
+            settings={"ridge": RIDGE},
+            data=data_figures(*self.tasks),
+            seconds=self.seconds,
+        )
+
+
+def measure(
+    primary: Task, harmful: Task, model: nn.Module | Tensor | None = None
+) -> Measurement:
+    """Measure two tasks through an extractor (the inputs themselves if none is given).
+
+    Warns with ``RankWarning`` where a spectrum is rank-deficient, saying which features
+    are zero, constant or duplicates of others.
+
+    Raises:
+        InputError: for data that cannot be measured; the message says why.
+    """
+    start = time.perf_counter()
+    extractor = as_extractor(model)
+    gram_primary, gram_harmful = paired_grams(primary, harmful, extractor)
+    for task, moments in ((primary, gram_primary), (harmful, gram_harmful)):
+        warn_if_deficient(task.name, moments)
+    k_primary, k_harmful = gram_primary.matrix(), gram_harmful.matrix()
+    epsilon = max(gram_primary.epsilon, gram_harmful.epsilon)
+    varied = float(gram_harmful.target_scatter.trace()) > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)  # said above, with the columns' names
+        spectra = Spectrum.of(gram_primary), Spectrum.of(gram_harmful)
+    return Measurement(
+        *spectra,
+        ceiling=ceiling(gram_primary, gram_harmful),
+        ridge_ceiling=ceiling(gram_primary, gram_harmful, RIDGE),
+        free_directions=whiten(k_primary, k_harmful, epsilon).free,
+        rho=rho_of_gram(gram_harmful) if varied else None,
+        tasks=(primary, harmful),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def paired_grams(
+    primary: Task, harmful: Task, extractor: Extractor | None = None
+) -> tuple[Gram, Gram]:
+    """Stream both tasks into moments, refusing pairs that cannot be compared."""
+    if primary.input_shape != harmful.input_shape:
+        raise InputError(
+            f"{primary.name} inputs have shape {primary.input_shape} per sample, {harmful.name} "
+            f"inputs {harmful.input_shape}; one extractor must read both."
+        )
+    grams = gram(primary, extractor), gram(harmful, extractor)
+    for task, moments in zip((primary, harmful), grams, strict=True):
+        if not bool(moments.matrix().any()):
+            raise InputError(f"{task.name}: every feature of every sample is zero.")
+    return grams
+
+
+def warn_if_deficient(name: str, moments: Gram) -> None:
+    """Warn when a Gram is rank-deficient, naming the columns that make it so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)
+        spectrum = Spectrum.of(moments)
+    if spectrum.rank == spectrum.dimension:
+        return
+    causes = []
+    if moments.samples < moments.dimension:
+        causes.append(f"only {moments.samples} samples; use at least {moments.dimension}")
+    for what, columns in degenerate_columns(moments).items():
+        if columns:
+            listed = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
+            causes.append(f"{len(columns)} {what} feature(s) ({listed})")
+    warnings.warn(
+        f"{name}: rank {spectrum.rank} of {spectrum.dimension}: "
+        f"{'; '.join(causes) or 'some features are linear combinations of others'}. κ is over "
+        "the non-zero directions; drop redundant features to make it speak of all.",
+        RankWarning,
+        stacklevel=3,
+    )
+
+
+def degenerate_columns(moments: Gram) -> dict[str, list[int]]:
+    """Columns that are zero, constant (but not zero), or copies of an earlier column."""
+    matrix = moments.matrix()
+    diagonal = matrix.diagonal()
+    zero = diagonal == 0
+    constant = ~zero & (moments.scatter.diagonal() <= 1e-14 * diagonal)
+    distance = diagonal[:, None] + diagonal[None, :] - 2 * matrix
+    same = (distance.abs() <= 1e-14 * diagonal[:, None]) & ~zero[:, None] & ~zero[None, :]
+    copy = torch.tril(same, diagonal=-1).any(1)
+    masks = {"zero": zero, "constant": constant, "duplicate": copy}
+    return {name: mask.nonzero().flatten().tolist() for name, mask in masks.items()}
+
+
+def spectrum_figures(spectrum: Spectrum) -> dict[str, Any]:
+    """What a record keeps of a spectrum."""
+    return {
+        "condition_number": spectrum.condition_number,
+        "relative_error": spectrum.relative_error,
+        "rank": spectrum.rank,
+        "dimension": spectrum.dimension,
+        "samples": spectrum.samples,
+        "eigenvalues": spectrum.eigenvalues,
+    }
+
+
+def data_figures(*tasks: Task) -> dict[str, Any]:
+    """What a record keeps of the data: kinds, sizes and order-independent hashes."""
+    return {
+        task.name: {
+            "kind": task.kind,
+            "outputs": task.outputs,
+            "train": task.train.fingerprint(),
+            "test": None if task.test is None else task.test.fingerprint(),
+        }
+        for task in tasks
+    }

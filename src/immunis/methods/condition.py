@@ -1,0 +1,233 @@
+"""*Condition* (the paper's Algorithm 1): R_well on primary, R_ill on harmful, and the loss.
+
+No inverse is needed. For both regularizers ``∇_θR(θᵀKθ) = 2Kθ·∇_H R``, so the
+preconditioned gradient is ``K⁻¹∇_θR = 2θ·∇_H R``, also for singular K. Four variants:
+
+* full batch (``batch_size=None``): exact Hessians from the tasks' moments, ℓ2 loss;
+* mini-batch: Hessians of each batch, cross-entropy or squared loss, as the paper ran it;
+* ``certified``: steps of certified size, each of which surely moves its κ the right way.
+  First R_well: after k−1 steps κ_P = 1, which is RIR*. Then R_ill for as long as RIR gains
+  (as it may where there are free directions) and κ_P stays below where it started. The
+  supervised term is left out: for an
+  invertible θ the primary optimum is the same whatever θ is;
+* ``search``: the paper's grid over λ multiples {1,2,3,5} and step sizes, best RIR wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from immunis.errors import NumericalError
+from immunis.guarantees import certified_ill_step, certified_well_factors
+from immunis.methods.base import (
+    Best,
+    Descent,
+    LinearProblem,
+    Method,
+    Optimizer,
+    Solution,
+    make_optimizer,
+    require,
+)
+from immunis.regularizers import feature_hessian, linear_hessian, r_ill_gradient, r_well_gradient
+from immunis.spectrum import eigh
+
+MULTIPLES = (1, 2, 3, 5)
+STEP_SIZES = (0.0005, 0.001, 0.005, 0.01)
+
+
+@dataclass(frozen=True)
+class Settings(Descent):
+    """Algorithm 1's settings.
+
+    Attributes:
+        steps: epochs; one step each in the full-batch variants.
+        step: η.
+        optimizer: ``"gd"`` as in Algorithm 1, or ``"adam"`` as in the paper's MNIST runs.
+        lambda_primary: λ_P; left out, it balances the gradient norms at the start.
+        lambda_harmful: λ_H; likewise.
+        multiple_primary: factor on a balanced λ_P (the paper searches 1, 2, 3, 5).
+        multiple_harmful: factor on a balanced λ_H.
+        batch_size: rows per mini-batch; None for full-batch Hessians.
+        certified: take certified steps instead of η.
+        fraction: how far each certified R_ill step goes towards losing a rank.
+        search: try every multiple and step size of the paper, keep the best RIR.
+        paper_scale: sum Hessians over raw inputs, as the paper's λ values assume, instead
+            of averaging over inputs of unit mean square.
+    """
+
+    optimizer: Optimizer = "gd"
+    lambda_primary: float | None = None
+    lambda_harmful: float | None = None
+    multiple_primary: float = 1.0
+    multiple_harmful: float = 1.0
+    batch_size: int | None = None
+    certified: bool = False
+    fraction: float = 0.1
+    search: bool = False
+    paper_scale: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges and the combinations."""
+        super().__post_init__()
+        for name in ("lambda_primary", "lambda_harmful"):
+            value = getattr(self, name)
+            require(value is None or 0 <= value < math.inf, f"{name}={value}: need >= 0")
+        for name in ("multiple_primary", "multiple_harmful"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name}={value}: need >= 0")
+        require(self.batch_size is None or self.batch_size >= 2, "batch_size: need at least 2 rows")
+        require(0 < self.fraction < 1, f"fraction={self.fraction}: need 0 < fraction < 1")
+        require(
+            not (self.certified and (self.search or self.batch_size)),
+            "certified steps are full-batch and need no search: drop search and batch_size",
+        )
+
+
+def regularizer_directions(
+    theta: Tensor, hessian_primary: Tensor, hessian_harmful: Tensor, rank_harmful: int | None
+) -> tuple[Tensor, Tensor]:
+    """``K_P⁻¹∇_θR_well(H_P)`` and ``K_H⁻¹∇_θR_ill(H_H)``, that is ``2θ·∇_H R`` of each."""
+    return (
+        2 * theta @ r_well_gradient(hessian_primary),
+        2 * theta @ r_ill_gradient(hessian_harmful, rank_harmful),
+    )
+
+
+def _certified(problem: LinearProblem, settings: Settings) -> Solution:
+    best, dimension = Best(problem), len(problem.theta)
+    values, vectors = eigh(linear_hessian(problem.theta, problem.k_primary))
+    rank = problem.rank_primary
+    scaling = torch.ones(dimension, dtype=torch.float64)
+    scaling[:rank] = certified_well_factors(values[:rank], dimension, settings.steps)
+    theta = problem.theta @ (vectors * scaling) @ vectors.T
+    best.offer(theta, min(rank - 1, settings.steps))
+    allowed = problem.log_kappas(problem.theta)[0]
+    eye = torch.eye(dimension, dtype=torch.float64)
+    for step in range(rank, settings.steps + 1):
+        hessian = linear_hessian(theta, problem.k_harmful)
+        kept = eigh(hessian)[0][: problem.rank_harmful]
+        eta = certified_ill_step(kept, settings.fraction)
+        theta = theta @ (eye - 2 * eta * r_ill_gradient(hessian, problem.rank_harmful))
+        problem.report(step / settings.steps)
+        if problem.log_kappas(theta)[0] > allowed or not problem.score(theta) > best.score:
+            break  # the primary task would become harder than it was, or RIR gains no more
+        best.offer(theta, step)
+    return best.solution()
+
+
+def _descend(problem: LinearProblem, settings: Settings) -> Solution:
+    full = settings.batch_size is None
+    scale = 1.0 if settings.paper_scale else problem.scale
+    sums = settings.paper_scale
+    n_p, n_h = problem.primary.samples, problem.harmful.samples
+    k_p = problem.k_primary * (n_p * problem.scale**2 if sums else 1)
+    k_h = problem.k_harmful * (n_h * problem.scale**2 if sums else 1)
+    b_p = problem.b_primary * (n_p * problem.scale if sums else 1)
+    count = n_p if sums else 1
+    classify = problem.tasks[0].kind == "classification"
+    theta = problem.theta.clone()
+    omega = torch.randn(b_p.shape, generator=problem.generator(), dtype=torch.float64)
+    omega /= len(theta) ** 0.5
+    optimizer = make_optimizer(settings.optimizer, [theta, omega], settings.step)
+    best, weights = Best(problem), None
+
+    def full_batches() -> object:
+        for _ in range(settings.steps):
+            residual = k_p @ theta @ omega - b_p
+            yield (
+                2 / count * residual @ omega.T,
+                2 / count * theta.T @ residual,
+                linear_hessian(theta, k_p),
+                linear_hessian(theta, k_h),
+            )
+
+    def mini_batches() -> object:
+        for x_p, y_p, x_h in problem.epochs(settings.steps, settings.batch_size or 0):
+            x_p, x_h = x_p / scale, x_h / scale
+            with torch.enable_grad():
+                leaves = theta.detach().requires_grad_(), omega.detach().requires_grad_()
+                outputs = x_p @ leaves[0] @ leaves[1]
+                loss = (
+                    functional.cross_entropy(outputs, y_p)
+                    if classify
+                    else (outputs - y_p).square().sum() / len(x_p)
+                )
+                gradients = torch.autograd.grad(loss, leaves)
+            yield (
+                *gradients,
+                feature_hessian(x_p @ theta) / (1 if sums else len(x_p)),
+                feature_hessian(x_h @ theta) / (1 if sums else len(x_h)),
+            )
+
+    total = settings.steps if full else settings.steps * -(-max(n_p, n_h) // settings.batch_size)
+    stride = max(1, total // 20)
+    for step, (grad_theta, grad_omega, h_p, h_h) in enumerate(
+        full_batches() if full else mini_batches(), 1
+    ):
+        well, ill = regularizer_directions(theta, h_p, h_h, problem.rank_harmful if full else None)
+        if weights is None:
+            weights = _balance(settings, grad_theta, well, ill)
+        theta.grad = grad_theta + weights[0] * well + weights[1] * ill
+        omega.grad = grad_omega
+        optimizer.step()
+        if step % stride == 0 or step == total:
+            best.offer(theta, step)
+            problem.report(step / total)
+    assert weights is not None
+    return best.solution(lambda_primary=weights[0], lambda_harmful=weights[1], step=settings.step)
+
+
+def _balance(
+    settings: Settings, loss: Tensor, well: Tensor, ill: Tensor
+) -> tuple[float, float]:
+    """λ_P and λ_H: as given, or such that each term pulls as hard as the supervised loss."""
+
+    def balanced(direction: Tensor) -> float:
+        size = float(direction.norm())
+        return float(loss.norm()) / size if size > 0 else 0.0
+
+    lambda_p, lambda_h = settings.lambda_primary, settings.lambda_harmful
+    return (
+        settings.multiple_primary * balanced(well) if lambda_p is None else lambda_p,
+        settings.multiple_harmful * balanced(ill) if lambda_h is None else lambda_h,
+    )
+
+
+def _search(problem: LinearProblem, settings: Settings) -> Solution:
+    grid = list(itertools.product(STEP_SIZES, MULTIPLES, MULTIPLES))
+    found: list[tuple[float, Solution]] = []
+    for index, (step, a, b) in enumerate(grid):
+        share = dataclasses.replace(
+            problem, report=lambda part, i=index: problem.report((i + part) / len(grid))
+        )
+        trial = dataclasses.replace(
+            settings, search=False, step=step, multiple_primary=a, multiple_harmful=b
+        )
+        try:
+            solution = _descend(share, trial)
+        except NumericalError:
+            continue  # this corner of the grid diverges; the others may not
+        found.append((problem.score(solution.theta), solution))
+    if not found:
+        raise NumericalError("every step size and multiple of the search diverged.")
+    score, best = max(found, key=lambda pair: pair[0])
+    tried = {"trials": len(grid), "diverged": len(grid) - len(found)}
+    return Solution(best.theta, {**best.details, **tried})
+
+
+def solve(problem: LinearProblem, settings: Settings) -> Solution:
+    """Run Algorithm 1 in the variant the settings name."""
+    if settings.certified:
+        return _certified(problem, settings)
+    return (_search if settings.search else _descend)(problem, settings)
+
+
+METHOD = Method("condition", "the paper's Algorithm 1: R_well, R_ill and the loss", Settings, solve)

@@ -1,0 +1,154 @@
+"""The paper's metrics: relative immunization ratio and norm-ratio curve; and task scores."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from immunis.attacks.gradient_descent import line_search
+from immunis.errors import InputError, RankWarning
+from immunis.gram import Gram, gram
+from immunis.spectrum import Spectrum, eigh
+from immunis.tasks import Split, Task
+
+Extractor = Callable[[Tensor], Tensor]
+
+
+def as_extractor(model: nn.Module | Tensor | None) -> Extractor:
+    """Return the feature map of a model, of a matrix θ (``x ↦ xᵀθ``), or the identity.
+
+    A linear layer is applied in float64; any other module in the dtype of its parameters,
+    in evaluation mode and without gradients.
+    """
+    if model is None:
+        return lambda inputs: inputs
+    if isinstance(model, Tensor):
+        theta = model.detach().to("cpu", torch.float64)
+        return lambda inputs: inputs.to(torch.float64) @ theta
+    if isinstance(model, nn.Linear):
+        weight = model.weight.detach().to("cpu", torch.float64)
+        bias = None if model.bias is None else model.bias.detach().to("cpu", torch.float64)
+        return lambda inputs: nn.functional.linear(inputs.to(torch.float64), weight, bias)
+    if isinstance(model, nn.Module):
+        if model.training:
+            raise InputError("the model is in training mode; call model.eval() first.")
+        parameter = next(model.parameters(), torch.zeros(()))
+
+        @torch.no_grad()
+        def extract(inputs: Tensor) -> Tensor:
+            return model(inputs.to(parameter.device, parameter.dtype))
+
+        return extract
+    raise InputError(f"expected a matrix θ or an nn.Module, got {type(model).__name__}.")
+
+
+@dataclass(frozen=True)
+class RelativeImmunizationRatio:
+    """RIR and its two factors (paper, eqs. 9 and 11).
+
+    Attributes:
+        harmful: factor (i), ``κ(H_H(θ_I))/κ(H_H(reference))``; large is immunized.
+        primary: factor (ii), ``κ(H_P(θ_I))/κ(H_P(reference))``; at most 1 is no harm done.
+        spectra: the spectra behind them, by ``"primary"``/``"harmful"`` and before/after.
+    """
+
+    harmful: float
+    primary: float
+    spectra: dict[str, tuple[Spectrum, Spectrum]]
+
+    @property
+    def value(self) -> float:
+        """The ratio (i)/(ii)."""
+        return self.harmful / self.primary
+
+
+def relative_immunization_ratio(
+    model: nn.Module | Tensor,
+    primary: Task,
+    harmful: Task,
+    reference: nn.Module | Tensor | None = None,
+) -> RelativeImmunizationRatio:
+    """RIR of an extractor against the identity, or against ``reference`` (RIR_θ₀).
+
+    Args:
+        model: the immunized extractor, an ``nn.Module`` or a matrix θ (``x ↦ xᵀθ``).
+        primary: the task that must stay easy.
+        harmful: the task that should be hard.
+        reference: what to compare with; the inputs themselves if left out.
+    """
+    spectra = {
+        name: (
+            Spectrum.of(gram(task, as_extractor(reference))),
+            Spectrum.of(gram(task, as_extractor(model))),
+        )
+        for name, task in (("primary", primary), ("harmful", harmful))
+    }
+    for name, (old, new) in spectra.items():
+        if old.rank != new.rank:
+            warnings.warn(
+                f"the rank of the {name} features went from {old.rank} to {new.rank}: their "
+                "condition numbers describe different subspaces, and RIR compares unlike things.",
+                RankWarning,
+                stacklevel=2,
+            )
+    before, after = zip(
+        *(
+            (pair[0].condition_number, pair[1].condition_number)
+            for pair in (spectra["harmful"], spectra["primary"])
+        ),
+        strict=True,
+    )
+    return RelativeImmunizationRatio(after[0] / before[0], after[1] / before[1], spectra)
+
+
+def norm_ratio_curve(moments: Gram, steps: int = 100) -> Tensor:
+    """``‖w_t − w*‖²/‖w₀ − w*‖²`` of probing by exact line search, t = 0..steps (paper, eq. 10).
+
+    Starts at w₀ = 0; w* is the least-squares solution of smallest norm, so directions that
+    no data reaches do not count.
+
+    Args:
+        moments: of the probed features and their targets, from ``gram(task, extractor)``.
+        steps: number of descent steps T; the curve has T + 1 values, the first is 1.
+    """
+    hessian, cross = moments.matrix(), moments.cross()
+    values, vectors = eigh(hessian)
+    spectrum = Spectrum.of(moments)
+    basis = vectors[:, : spectrum.rank]
+    optimum = basis @ ((basis.T @ cross) / values[: spectrum.rank, None])
+    size = optimum.square().sum()
+    if not float(size) > 0:
+        raise InputError("the targets are orthogonal to every feature: probing starts at its end.")
+    path = itertools.islice(line_search(hessian, cross), steps + 1)
+    return torch.stack([(w - optimum).square().sum() / size for w in path])
+
+
+def score(predict: Callable[[Tensor], Tensor], task: Task, split: Split | None = None) -> float:
+    """Accuracy of ``predict`` on a task, or R² for regression, on ``split`` (its test data).
+
+    ``predict`` maps inputs to one column per class (the largest wins) or per target.
+    """
+    split = split or task.test or task.train
+    if task.kind == "classification":
+        right = count = 0
+        for inputs, labels in split.batches():
+            guess = predict(inputs).argmax(1).cpu()
+            right += int((guess == task.positions(labels).cpu()).sum())
+            count += len(labels)
+        return right / count
+    errors = torch.zeros(())
+    moments = []
+    for inputs, labels in split.batches():
+        targets = task.targets(labels)
+        errors = errors + (predict(inputs).cpu() - targets).square().sum()
+        moments.append(targets)
+    everything = torch.cat(moments)
+    spread = (everything - everything.mean(0)).square().sum()
+    if not float(spread) > 0:
+        raise InputError(f"{split.where}: the targets are constant, so R² is undefined.")
+    return float(1 - errors / spread)

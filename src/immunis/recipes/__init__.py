@@ -1,0 +1,162 @@
+"""Recipes: a run described in TOML. The bundled ones lie beside this file.
+
+A recipe names its data source and, for ``immunize``, its method; everything else has a
+default. Unknown keys are refused. Recipes are data: nothing in them is executed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from immunis import datasets
+from immunis.datasets import Tasks
+from immunis.errors import InputError, OutputError, SettingsError, unknown
+from immunis.methods import get_method
+
+FOLDER = Path(__file__).parent
+SOURCES: dict[str, Callable[..., Tasks]] = {
+    "digits": datasets.digits,
+    "house-prices": datasets.house_prices,
+    "mnist-pair": datasets.mnist_pair,
+    "npz": datasets.npz,
+}
+SECTIONS = {"name", "seed", "data", "model", "method"}
+
+
+def _folder_key(source: Callable[..., Tasks]) -> bool:
+    return "folder" in inspect.signature(source).parameters
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked recipe.
+
+    Attributes:
+        name: how the run is called.
+        data: the source and its options.
+        method: the method's name and settings; empty in a recipe that only measures.
+        model: ``{"init": "identity" | "random"}`` or ``{"weights": "layer.safetensors"}``.
+        seed: seeds the initial θ and the method.
+        folder: where relative paths in the recipe start.
+    """
+
+    name: str
+    data: Mapping[str, Any]
+    method: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=lambda: {"init": "identity"})
+    seed: int = 0
+    folder: Path = Path(".")
+
+    def tasks(self, data_folder: str | None = None) -> Tasks:
+        """Load the recipe's data; ``data_folder`` overrides where files are looked for."""
+        options = dict(self.data)
+        source = SOURCES[options.pop("source")]
+        if _folder_key(source):
+            given = data_folder or options.get("folder")
+            if source is datasets.npz:
+                options["folder"] = str(self.folder if given is None else self.folder / given)
+            elif given is not None:
+                options["folder"] = given
+        return source(**options)
+
+    def extractor(self, dimension: int) -> nn.Linear | Tensor:
+        """Return the linear extractor to immunize: identity, random, or from a file."""
+        if "weights" in self.model:
+            return _read_layer(self.folder / str(self.model["weights"]))
+        if self.model.get("init", "identity") == "identity":
+            return torch.eye(dimension, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(self.seed)
+        theta = torch.randn(dimension, dimension, generator=generator, dtype=torch.float64)
+        return theta / dimension**0.5
+
+
+def bundled() -> dict[str, Path]:
+    """Names and paths of the recipes that come with the package."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+
+
+def load_recipe(reference: str | Path) -> Recipe:
+    """Read and check a recipe: a path to a TOML file, or the name of a bundled one.
+
+    Raises:
+        OutputError: if the file cannot be read.
+        SettingsError: if it is not TOML, or names something unknown.
+    """
+    path = bundled().get(str(reference), Path(reference))
+    if not path.suffix and not path.exists():
+        raise unknown("recipe", str(reference), bundled())
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OutputError(f"cannot read recipe {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"recipe {path} is not valid TOML: {error}.") from error
+    return check_recipe(values, path)
+
+
+def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
+    """Check every key of a recipe before anything is loaded or run."""
+    for key in values:
+        if key not in SECTIONS:
+            raise unknown(f"key in recipe {path}", key, SECTIONS)
+    for key in ("data", "method", "model"):
+        if not isinstance(values.get(key, {}), Mapping):
+            raise SettingsError(f"recipe {path}: [{key}] must be a table of settings.")
+    data, method = dict(values.get("data", {})), dict(values.get("method", {}))
+    if "source" not in data:
+        raise SettingsError(
+            f"recipe {path}: [data] needs a source, one of {', '.join(sorted(SOURCES))}."
+        )
+    if data["source"] not in SOURCES:
+        raise unknown("data source", data["source"], SOURCES)
+    parameters = inspect.signature(SOURCES[data["source"]]).parameters
+    for key in data.keys() - {"source"}:
+        if key not in parameters:
+            raise unknown(f"option of data source {data['source']!r}", key, parameters)
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in data:
+            raise SettingsError(f"recipe {path}: data source {data['source']!r} needs {name!r}.")
+    if method:
+        settings = dict(method)
+        get_method(settings.pop("name", "")).configure(settings)
+    model = dict(values.get("model", {"init": "identity"}))
+    for key in model:
+        if key not in ("init", "weights"):
+            raise unknown("key in [model]", key, ("init", "weights"))
+    if model.get("init", "identity") not in ("identity", "random"):
+        raise unknown("initial extractor", str(model["init"]), ("identity", "random"))
+    seed = values.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise SettingsError(f"recipe {path}: seed must be an integer of at least 0, got {seed!r}.")
+    name = str(values.get("name", path.stem))
+    return Recipe(name, data, method, model, seed, path.parent)
+
+
+def _read_layer(path: Path) -> nn.Linear:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError as error:
+        raise OutputError(f"cannot read weights {path}: no such file.") from error
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} is not a safetensors file: {error}.") from error
+    weight = tensors.get("weight")
+    if weight is None or weight.ndim != 2:
+        raise InputError(
+            f"{path} holds {', '.join(tensors) or 'nothing'}; expected 'weight' (out×in) and "
+            "optionally 'bias', as in nn.Linear.state_dict()."
+        )
+    bias = tensors.get("bias")
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, dtype=weight.dtype)
+    layer.load_state_dict({k: v for k, v in tensors.items() if k in ("weight", "bias")})
+    return layer

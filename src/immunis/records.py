@@ -1,0 +1,167 @@
+"""A record: one run as JSON, with everything needed to make it again.
+
+Tables, figures and cards are built from records alone. Infinite and undefined figures are
+written as the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"`` (JSON has no numbers for
+them) and come back as floats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from immunis.errors import InputError, OutputError
+
+SCHEMA = 1
+PACKAGES = ("immunis", "torch", "numpy", "scipy", "scikit-learn")
+_SPECIAL = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: what was asked, on what data, with what, and what came out."""
+
+    kind: str
+    name: str
+    figures: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    seconds: float = 0.0
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    versions: Mapping[str, str] = field(default_factory=lambda: installed_versions())
+    commit: str | None = field(default_factory=lambda: source_commit())
+    schema: int = SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, with special floats as strings."""
+        return _plain(dataclasses.asdict(self))
+
+    def to_json(self) -> str:
+        """Return the record as indented JSON."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the record, whole or not at all."""
+        return write_text(path, self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Record:
+        """Read a record back; refuses other files and newer schemas."""
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise OutputError(f"cannot read record {path}: {error.strerror}.") from error
+        except ValueError as error:
+            raise InputError(f"{path} is not JSON ({error}); expected a record.") from error
+        known = {f.name for f in dataclasses.fields(cls)}
+        if not isinstance(values, dict) or not {"kind", "name", "figures", "schema"} <= set(values):
+            raise InputError(f"{path} is not an immunis record: it lacks kind, name or figures.")
+        if not isinstance(values["schema"], int) or values["schema"] > SCHEMA:
+            raise InputError(
+                f"{path} has schema {values['schema']}; this version reads up to {SCHEMA}. "
+                "Upgrade immunis."
+            )
+        return cls(**{key: _special(value) for key, value in values.items() if key in known})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    return str(value)
+
+
+def _special(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _special(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_special(item) for item in value]
+    return _SPECIAL.get(value, value) if isinstance(value, str) else value
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python, the platform and the packages that shape the figures."""
+    found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def source_commit() -> str | None:
+    """Commit of the source tree this package runs from, ``+`` if changed; None if installed."""
+    folder = Path(__file__).resolve().parent
+    if not (folder.parents[1] / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def make_folder(path: str | Path) -> Path:
+    """Create an output folder and prove that it can be written to."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to output folder {folder}: {error.strerror}. Choose another with "
+            "--output, or change its permissions."
+        ) from error
+    return folder
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a text file under a temporary name, then rename it into place."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, content: bytes) -> Path:
+    """Write a file under a temporary name, then rename it into place."""
+    path = Path(path)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}.") from error
+    return path

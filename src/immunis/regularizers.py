@@ -1,0 +1,252 @@
+"""R_well, R_ill and ρ: values, exact gradients, and losses that autograd can use.
+
+Each regularizer is one differentiable function (its backward pass is the closed form, never
+a derivative of eigenvectors) and one function that returns that closed form by itself. They
+compute in float64 and answer in the dtype of their input. For a linear extractor apply them
+to ``linear_hessian(θ, K)``, for a batch of features to ``feature_hessian(Z)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from immunis.errors import InputError, NumericalError
+from immunis.gram import Gram, symmetric
+from immunis.spectrum import eigh, relative_cutoff
+
+
+def linear_hessian(theta: Tensor, gram: Tensor) -> Tensor:
+    """Return ``H(θ) = θᵀKθ``, the Hessian of ℓ2 probing on ``xᵀθ`` (paper, eq. 6)."""
+    return symmetric(theta.mT @ gram @ theta)
+
+
+def feature_hessian(features: Tensor) -> Tensor:
+    """Return ``H = ZᵀZ`` of a feature batch (n×D) in float64 (paper, eq. 13)."""
+    features = features.to(torch.float64)
+    return symmetric(features.mT @ features)
+
+
+def hessian_to_theta(theta: Tensor, gram: Tensor, gradient: Tensor) -> Tensor:
+    """Chain rule ``∇_θ R(θᵀKθ) = 2Kθ·∇_H R`` for a symmetric ``∇_H R`` (paper, theorem 4.2)."""
+    return 2 * gram @ theta @ gradient
+
+
+def _singular(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Compact SVD ``U, σ, V`` of the non-zero part, largest first, in float64.
+
+    ``rank`` is the number of non-zero singular values where theory knows it; otherwise the
+    cut-off of ``spectrum`` decides.
+    """
+    if matrix.ndim != 2 or not matrix.numel():
+        raise InputError(f"expected a matrix, got shape {tuple(matrix.shape)}.")
+    s = matrix.detach().to("cpu", torch.float64)
+    if s.shape[0] == s.shape[1] and torch.equal(s, s.T):
+        values, vectors = eigh(s)
+        order = values.abs().argsort(descending=True)
+        sigma, v = values[order].abs(), vectors[:, order]
+        u = v * values[order].sign()
+    else:
+        if not bool(torch.isfinite(s).all()):
+            raise NumericalError("the matrix holds NaN or infinities.")
+        u, sigma, vh = torch.linalg.svd(s, full_matrices=False)
+        v = vh.T
+    if rank is None:
+        rank = int((sigma > sigma[0] * relative_cutoff(max(s.shape))).sum())
+    return u[:, :rank], sigma[:rank], v[:, :rank]
+
+
+def _tied(sigma: Tensor, at: int) -> Tensor:
+    """Mask of the singular values that cannot be told from ``sigma[at]``."""
+    return (sigma - sigma[at]).abs() <= relative_cutoff(len(sigma)) * sigma[0]
+
+
+def _extreme(u: Tensor, sigma: Tensor, v: Tensor, at: int) -> Tensor:
+    """``σ·u vᵀ`` at one end of the spectrum, averaged over ties.
+
+    The average does not depend on the basis chosen inside a tied subspace, and is an
+    element of the Clarke subdifferential, so gradients are defined at repeated values.
+    """
+    tied = _tied(sigma, at)
+    return (u[:, tied] * sigma[tied]) @ v[:, tied].T / int(tied.sum())
+
+
+class _ClosedForm(torch.autograd.Function):
+    """A value whose gradient is known: forward hands on the value, backward the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return value.to(source)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad * ctx.saved_tensors[0], None, None
+
+
+def _well(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    u, sigma, v = _singular(matrix)
+    p = min(matrix.shape)
+    scaled = matrix.detach().to("cpu", torch.float64) / p
+    if not len(sigma):
+        return matrix.new_zeros(()), torch.zeros_like(matrix)
+    gaps = (sigma[0] - sigma) * (sigma[0] + sigma)  # sums of these do not cancel
+    value = (gaps.sum() + (p - len(sigma)) * sigma[0] ** 2) / (2 * p)
+    return value.to(matrix), (_extreme(u, sigma, v, 0) - scaled).to(matrix)
+
+
+def r_well(matrix: Tensor) -> Tensor:
+    """``R_well(S) = ½‖S‖₂² − ‖S‖²_F/2p``, p the smaller side (Nenov et al. 2024; paper, eq. 3).
+
+    Non-negative, zero only for S = 0 or a full-rank S with κ = 1; minimising it lowers κ.
+
+    >>> float(r_well(torch.diag(torch.tensor([2.0, 1.0]))))
+    0.75
+    """
+    return _ClosedForm.apply(matrix, *_well(matrix))
+
+
+def r_well_gradient(matrix: Tensor) -> Tensor:
+    """``∇_S R_well = σ₁u₁v₁ᵀ − S/p`` (paper, theorem A.1(3)); zero at ``S = 0``."""
+    return _well(matrix)[1]
+
+
+def _ill(matrix: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
+    u, sigma, v = _singular(matrix, rank)
+    if not len(sigma) or bool(_tied(sigma, -1).all()):
+        return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
+    gap = ill_gap(sigma)
+    scaled = matrix.detach().to("cpu", torch.float64) / len(sigma)
+    return (1 / gap).to(matrix), ((_extreme(u, sigma, v, -1) - scaled) / gap**2).to(matrix)
+
+
+def ill_gap(sigma: Tensor) -> Tensor:
+    """``‖S‖²_F/2k − σ_k²/2`` of non-zero singular values, summed without cancellation."""
+    return ((sigma - sigma[-1]) * (sigma + sigma[-1])).mean() / 2
+
+
+def r_ill(matrix: Tensor, rank: int | None = None) -> Tensor:
+    """``R_ill(S) = 1/(‖S‖²_F/2k − σ_k²/2)``, with k the rank (paper, eq. 8).
+
+    Pass ``rank`` where theory knows it (θᵀKθ has the rank of K); otherwise it is numerical.
+    Non-negative; minimising it raises κ. Infinite, with gradient zero, where all non-zero
+    singular values agree: a stationary point, since the averaged subgradient vanishes there.
+
+    >>> float(r_ill(torch.diag(torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64))))
+    1.3333333333333333
+    """
+    return _ClosedForm.apply(matrix, *_ill(matrix, rank))
+
+
+def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
+    """``∇_S R_ill = (σ_k u_k v_kᵀ − S/k)·R_ill²`` (paper, theorem 4.1(3))."""
+    return _ill(matrix, rank)[1]
+
+
+def _kappa(matrix: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
+    u, sigma, v = _singular(matrix, rank)
+    if not len(sigma):
+        raise InputError("the matrix is zero, so its condition number is undefined.")
+    kappa = sigma[0] / sigma[-1]
+    gradient = kappa * (
+        _extreme(u, sigma, v, 0) / sigma[0] ** 2 - _extreme(u, sigma, v, -1) / sigma[-1] ** 2
+    )
+    return kappa.to(matrix), gradient.to(matrix)
+
+
+def kappa(matrix: Tensor, rank: int | None = None) -> Tensor:
+    """``κ(S) = σ₁/σ_k``, differentiable; what the *Opt κ* baseline descends on.
+
+    >>> float(kappa(torch.diag(torch.tensor([6.0, 2.0, 0.0]))))
+    3.0
+    """
+    return _ClosedForm.apply(matrix, *_kappa(matrix, rank))
+
+
+def kappa_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
+    """``∇_S κ = u₁v₁ᵀ/σ_k − (σ₁/σ_k²)·u_k v_kᵀ``, averaged over ties; zero at κ = 1."""
+    return _kappa(matrix, rank)[1]
+
+
+def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor: float) -> Tensor:
+    """``W = (Σ_zz+λI)⁻¹Σ_zy`` with ``λ = ridge·tr(Σ_zz)/D + floor``; pseudo-inverse at λ = 0."""
+    if not (ridge >= 0 and floor >= 0):
+        raise InputError(f"ridge and floor must be at least 0, got {ridge} and {floor}.")
+    if not variance > 0:
+        raise InputError(
+            "the labels are constant, so no share of them can be explained; ρ needs at least "
+            "two classes (or two target values) in every batch."
+        )
+    damping = ridge * float(zz.diagonal().mean()) + floor
+    if damping == 0:
+        values, vectors = eigh(zz)
+        keep = values > values[0] * relative_cutoff(len(zz))
+        basis = vectors[:, keep].to(zz)
+        return basis @ ((basis.T @ zy) / values[keep].to(zz)[:, None])
+    eye = torch.eye(len(zz), dtype=zz.dtype, device=zz.device)
+    factor, failed = torch.linalg.cholesky_ex(zz + damping * eye)
+    if int(failed):
+        raise NumericalError(
+            f"Σ + {damping:.3g}·I is not numerically positive definite; raise ridge or floor."
+        )
+    return torch.cholesky_solve(zy, factor)
+
+
+def _rho(
+    features: Tensor, targets: Tensor, ridge: float, floor: float
+) -> tuple[Tensor, Tensor]:
+    if features.ndim != 2 or targets.ndim != 2 or len(features) != len(targets):
+        raise InputError(
+            f"ρ needs features (n, D) and targets (n, C); got {tuple(features.shape)} and "
+            f"{tuple(targets.shape)}. Encode class labels with Task.targets or one_hot."
+        )
+    z = features.detach().to(torch.float64)
+    y = targets.detach().to(z)
+    z, y = z - z.mean(0), y - y.mean(0)
+    n, d = z.shape
+    zy = z.T @ y / n
+    variance = float(y.square().sum() / n)
+    weights = _ridge_weights(z.T @ z / n, zy, variance, ridge, floor)
+    shrink = ridge / d * weights.square().sum()
+    gradient = 2 / (n * variance) * ((y - z @ weights) @ weights.T - shrink * z)
+    return ((zy * weights).sum() / variance).to(features), gradient.to(features)
+
+
+def rho(features: Tensor, targets: Tensor, ridge: float = 1e-3, floor: float = 0.0) -> Tensor:
+    """Share of the targets' variance that a ridge probe explains, differentiable in features.
+
+    ``ρ(Z,Y) = tr(Σ_zyᵀ(Σ_zz+λI)⁻¹Σ_zy)/tr(Σ_yy)`` with ``λ = ridge·tr(Σ_zz)/D + floor``.
+    Between 0 (no linear probe sees the labels) and 1; invariant to every invertible linear
+    map of the features as λ → 0, so whitening or preconditioning gains an attacker nothing.
+    With λ = 0 the pseudo-inverse is used.
+
+    Args:
+        features: (n, D); n should exceed D, or ρ nears 1 for want of samples.
+        targets: (n, C) real matrix, one-hot for classes; no gradient flows to it.
+        ridge: damping relative to the mean eigenvalue of Σ_zz.
+        floor: absolute damping, which keeps the solve stable when features collapse.
+    """
+    return _ClosedForm.apply(features, *_rho(features, targets, ridge, floor))
+
+
+def rho_gradient(
+    features: Tensor, targets: Tensor, ridge: float = 1e-3, floor: float = 0.0
+) -> Tensor:
+    """``∇_Z ρ = (2/(n·tr Σ_yy))·(Y Wᵀ − Z W Wᵀ − (ridge/D)·‖W‖²_F·Z)``, with Z, Y centred.
+
+    ``W = (Σ_zz+λI)⁻¹Σ_zy`` are the ridge weights; the last term is the derivative of λ itself.
+    """
+    return _rho(features, targets, ridge, floor)[1]
+
+
+def rho_of_gram(gram: Gram, ridge: float = 1e-3, floor: float = 0.0) -> float:
+    """ρ from streamed moments, for data sets that do not fit in memory."""
+    n = gram.samples
+    zy = gram.cross_scatter / n
+    variance = float(gram.target_scatter.trace() / n)
+    weights = _ridge_weights(gram.scatter / n, zy, variance, ridge, floor)
+    return float((zy * weights).sum() / variance)

@@ -1,0 +1,224 @@
+"""Eigenvalues of a Gram matrix, its numerical rank, and κ with what is known of its error.
+
+One cut-off decides which eigenvalues count as zero, here and nowhere else:
+``cutoff = λ_max · max(D·ε₆₄, ε_in²)``. The first term bounds the rounding of a float64
+Gram and its decomposition; the second is the noise that inputs stored with precision
+``ε_in`` (float32, bfloat16, ...) put on every eigenvalue.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from immunis.errors import InputError, NumericalError, RankWarning
+from immunis.gram import Gram, gram_of
+from immunis.tasks import EPS64
+
+REFERENCE_SHIFT = 1e-6
+
+
+def relative_cutoff(dimension: int, epsilon: float = EPS64) -> float:
+    """Return the share of λ_max below which an eigenvalue is numerically zero."""
+    return max(dimension * EPS64, epsilon**2)
+
+
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigendecomposition of a symmetric matrix, largest eigenvalue first, float64 on the CPU.
+
+    CUDA's solver fails on ill-conditioned input, so every decomposition happens here.
+    """
+    matrix = matrix.detach().to("cpu", torch.float64)
+    if not bool(torch.isfinite(matrix).all()):
+        raise NumericalError(
+            "a matrix to decompose holds NaN or infinities: an earlier step diverged. "
+            "Lower the step size or the weights of the regularizers."
+        )
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.flip(0), vectors.flip(1)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues of a positive semi-definite matrix, largest first.
+
+    Attributes:
+        eigenvalues: all D of them (float64), rounding noise included.
+        cutoff: eigenvalues at or below it count as zero.
+        samples: number of samples behind the matrix, if known.
+    """
+
+    eigenvalues: Tensor
+    cutoff: float
+    samples: int | None = None
+
+    @classmethod
+    def of(cls, source: Gram | Tensor, *, center: bool = False, bias: bool = False) -> Spectrum:
+        """Decompose a ``Gram`` or a symmetric positive semi-definite matrix.
+
+        Warns with ``RankWarning`` when there are fewer samples than dimensions: κ then
+        describes the span of the samples, not the distribution they came from.
+
+        >>> s = Spectrum.of(torch.diag(torch.tensor([4.0, 1.0, 0.0])))
+        >>> s.condition_number, s.rank, s.dimension
+        (4.0, 2, 3)
+        """
+        epsilon, samples = EPS64, None
+        if isinstance(source, Gram):
+            epsilon, samples = source.epsilon, source.samples
+            source = source.matrix(center=center, bias=bias)
+        if source.ndim != 2 or source.shape[0] != source.shape[1] or not len(source):
+            raise InputError(f"expected a square matrix, got shape {tuple(source.shape)}.")
+        matrix = source.detach().to("cpu", torch.float64)
+        scale = matrix.abs().max()
+        if not bool(torch.isfinite(scale)):
+            raise InputError("the matrix holds NaN or infinities; its spectrum is undefined.")
+        if float((matrix - matrix.T).abs().max()) > 1e-8 * float(scale):
+            raise InputError(
+                "the matrix is not symmetric; pass a Gram matrix, or build one with gram()."
+            )
+        values = torch.linalg.eigvalsh(matrix).flip(0)
+        cutoff = float(values[0]) * relative_cutoff(len(matrix), epsilon)
+        if float(values[-1]) < -10 * max(cutoff, float(scale) * EPS64 * len(matrix)):
+            raise InputError(
+                f"the matrix has a negative eigenvalue ({float(values[-1]):.3g}); "
+                "a Gram matrix has none."
+            )
+        if samples is not None and samples < len(matrix):
+            warnings.warn(
+                f"{samples} samples in {len(matrix)} dimensions: the Gram matrix is "
+                "rank-deficient by construction and its condition number describes the sample, "
+                f"not the task. Use at least {len(matrix)} samples.",
+                RankWarning,
+                stacklevel=2,
+            )
+        return cls(values, max(cutoff, 0.0), samples)
+
+    @property
+    def dimension(self) -> int:
+        """Number of dimensions D."""
+        return len(self.eigenvalues)
+
+    @property
+    def rank(self) -> int:
+        """Number of eigenvalues above the cut-off."""
+        return int((self.eigenvalues > self.cutoff).sum())
+
+    @property
+    def largest(self) -> float:
+        """Largest eigenvalue."""
+        return float(self.eigenvalues[0])
+
+    @property
+    def smallest(self) -> float:
+        """Smallest eigenvalue that is not numerically zero.
+
+        Raises:
+            InputError: if the matrix is zero, which has no condition number.
+        """
+        if self.rank == 0:
+            raise InputError("the matrix is zero: every feature is zero, so κ is undefined.")
+        return float(self.eigenvalues[self.rank - 1])
+
+    @property
+    def condition_number(self) -> float:
+        """κ = σ_max/σ_min⁺ (paper, eq. 1), over the numerically non-zero eigenvalues."""
+        return self.largest / self.smallest
+
+    @property
+    def log_condition_number(self) -> float:
+        """Natural logarithm of κ."""
+        return math.log(self.largest) - math.log(self.smallest)
+
+    @property
+    def relative_error(self) -> float:
+        """Bound on the relative error of κ: the cut-off over the smallest eigenvalue kept."""
+        return self.cutoff / self.smallest
+
+    def ridge_condition_number(self, ridge: float) -> float:
+        """κ(H + λI) over all D dimensions: what an attacker with weight decay λ faces.
+
+        Raises:
+            InputError: if ``ridge`` is negative, or zero on a rank-deficient matrix.
+        """
+        if not ridge >= 0:
+            raise InputError(f"ridge must be at least 0, got {ridge}.")
+        if ridge == 0 and self.rank < self.dimension:
+            raise InputError(
+                f"rank {self.rank} of {self.dimension}: κ(H + 0·I) is infinite; pass ridge > 0."
+            )
+        return (self.largest + ridge) / (max(float(self.eigenvalues[-1]), 0.0) + ridge)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Mean of κ over sample groups, with a bootstrap interval for that mean."""
+
+    mean: float
+    low: float
+    high: float
+    values: tuple[float, ...]
+    rank: float
+
+
+def condition_number_interval(
+    features: Tensor, *, groups: int = 20, size: int = 100, level: float = 0.95, seed: int = 0
+) -> Interval:
+    """Estimate κ from random groups of samples, with a percentile bootstrap interval.
+
+    The paper's deep-network tables average κ over 20 groups of 100 samples, the defaults.
+    A group smaller than D is rank-deficient by construction; ``rank`` (the mean rank of the
+    groups) shows it and a ``RankWarning`` says it. Groups are drawn without replacement
+    within each group.
+    """
+    if features.ndim != 2 or not (2 <= size <= len(features)) or groups < 2:
+        raise InputError(
+            f"{groups} groups of {size} from features of shape {tuple(features.shape)}: need at "
+            "least 2 groups, each of 2 to n samples."
+        )
+    if not 0 < level < 1:
+        raise InputError(f"level must lie between 0 and 1, got {level}.")
+    if size < features.shape[1]:
+        warnings.warn(
+            f"groups of {size} samples in {features.shape[1]} dimensions: κ describes each group, "
+            f"not the task. Use groups of at least {features.shape[1]}.",
+            RankWarning,
+            stacklevel=2,
+        )
+    rng = np.random.default_rng(seed)
+    spectra = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)  # said once, above
+        for _ in range(groups):
+            rows = torch.from_numpy(rng.choice(len(features), size, replace=False))
+            spectra.append(Spectrum.of(gram_of(features[rows])))
+    kappas = np.array([s.condition_number for s in spectra])
+    means = kappas[rng.integers(groups, size=(2000, groups))].mean(1)
+    tail = (1 - level) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    mean_rank = float(np.mean([s.rank for s in spectra]))
+    return Interval(
+        float(kappas.mean()), float(low), float(high), tuple(kappas.tolist()), mean_rank
+    )
+
+
+def reference_condition_number(matrix: Tensor) -> float:
+    """κ as the paper's released code computes it; for comparison with published figures only.
+
+    The eigenvalues of ``S + 10⁻⁶·I`` that exceed 10⁻⁶ are kept (Zheng et al. 2025, released
+    code, ``condition_number``). On a rank-deficient matrix that keeps rounding noise, and the
+    figure is about ``σ_max/10⁻⁶``: it grows with the scale of the features and changes with
+    the order of summation. Use ``Spectrum.condition_number`` for anything else.
+    """
+    matrix = matrix.detach().to("cpu", torch.float64)
+    eye = torch.eye(len(matrix), dtype=torch.float64)
+    values = torch.linalg.eigvalsh(matrix + REFERENCE_SHIFT * eye)
+    kept = values[values > REFERENCE_SHIFT]
+    if not len(kept):
+        raise InputError("no eigenvalue exceeds 1e-6; the released code has no figure for this.")
+    return float(kept.max() / kept.min())

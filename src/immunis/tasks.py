@@ -1,0 +1,283 @@
+"""A task: labelled data in a role, however the user brought it.
+
+Tensors, NumPy arrays, a ``Dataset`` or a ``DataLoader`` come in; batches of
+``(inputs, labels)`` go out. Integer labels mean classification, floating-point labels
+mean regression. Inputs of any real dtype are accepted: integers and half-precision
+floats are widened without loss where they are used, and the coarsest input precision is
+remembered (``Split.epsilon``) because it bounds which eigenvalues can be told from zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from immunis.errors import InputError
+
+Batch = tuple[Tensor, Tensor]
+EPS64 = torch.finfo(torch.float64).eps
+
+
+class Split:
+    """One part of a task (its training or test data), streamed in batches.
+
+    ``source`` is a pair ``(inputs, labels)`` of tensors or arrays, a ``Dataset`` of such
+    pairs, or a ``DataLoader`` that yields batches of them. ``where`` names the split in
+    error messages.
+    """
+
+    def __init__(self, source: Any, where: str) -> None:
+        self.where = where
+        if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+            source = source.tensors
+        self._memory: Batch | None = None
+        self._loader: DataLoader | Dataset | None = None
+        if isinstance(source, DataLoader | Dataset):
+            self._loader = source
+        elif isinstance(source, tuple | list) and len(source) == 2:
+            inputs = _as_tensor(source[0], f"{where} inputs")
+            labels = _as_tensor(source[1], f"{where} labels")
+            self._memory = (inputs, labels)
+            for batch in self._slices(1 << 16):
+                _check_batch(*batch, where)
+            if len(inputs) < 2:
+                raise InputError(
+                    f"{where}: {len(inputs)} sample(s) came; at least 2 are needed. "
+                    "Check the filter that selected this split."
+                )
+        else:
+            raise InputError(
+                f"{where}: expected (inputs, labels), a Dataset or a DataLoader, "
+                f"got {type(source).__name__}."
+            )
+
+    def _slices(self, size: int) -> Iterator[Batch]:
+        assert self._memory is not None
+        inputs, labels = self._memory
+        if len(inputs) != len(labels):
+            raise InputError(
+                f"{self.where}: {len(inputs)} inputs but {len(labels)} labels; "
+                "they must pair up one to one."
+            )
+        for start in range(0, max(len(inputs), 1), size):
+            yield inputs[start : start + size], labels[start : start + size]
+
+    def batches(self, size: int = 4096) -> Iterator[Batch]:
+        """Yield ``(inputs, labels)`` batches; a ``DataLoader`` keeps its own batch size."""
+        if self._memory is not None:
+            yield from self._slices(size)
+            return
+        loader = self._loader
+        if isinstance(loader, Dataset):
+            loader = DataLoader(loader, batch_size=size)
+        assert loader is not None
+        seen = 0
+        for batch in loader:
+            if not (isinstance(batch, tuple | list) and len(batch) == 2):
+                raise InputError(
+                    f"{self.where}: each item must be a pair (inputs, labels), "
+                    f"got {type(batch).__name__}. Wrap the dataset so that it yields pairs."
+                )
+            inputs = _as_tensor(batch[0], f"{self.where} inputs")
+            labels = _as_tensor(batch[1], f"{self.where} labels")
+            _check_batch(inputs, labels, self.where)
+            seen += len(inputs)
+            yield inputs, labels
+        if seen < 2:
+            raise InputError(
+                f"{self.where}: {seen} sample(s) came; at least 2 are needed. "
+                "Check the filter that selected this split."
+            )
+
+    def tensors(self) -> Batch:
+        """Return the whole split in memory as ``(inputs, labels)``."""
+        if self._memory is not None:
+            return self._memory
+        parts = list(self.batches())
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+    def row_hashes(self) -> Iterator[int]:
+        """Yield a 128-bit hash of each input row, for data identity and overlap checks.
+
+        Rows are hashed as float64 values, so the same numbers hash alike whatever the
+        dtype that carried them; labels are left out.
+        """
+        for inputs, _ in self.batches():
+            rows = inputs.detach().cpu().to(torch.float64).flatten(1).add(0.0).numpy()
+            for row in np.ascontiguousarray(rows):
+                yield int.from_bytes(hashlib.blake2b(row.data, digest_size=16).digest())
+
+    def fingerprint(self) -> str:
+        """Return an order-independent hash of inputs and labels together."""
+        total, count = 0, 0
+        for inputs, labels in self.batches():
+            rows = torch.cat(
+                [
+                    inputs.detach().cpu().to(torch.float64).flatten(1),
+                    labels.detach().cpu().to(torch.float64).reshape(len(labels), -1),
+                ],
+                dim=1,
+            ).add(0.0)  # -0.0 and 0.0 are the same number and must hash alike
+            for row in np.ascontiguousarray(rows.numpy()):
+                total += int.from_bytes(hashlib.blake2b(row.data, digest_size=16).digest())
+                count += 1
+        return f"{total % (1 << 128):032x}-{count}"
+
+
+class Task:
+    """Labelled data in a role: ``primary``, ``harmful`` or ``transfer``.
+
+    Args:
+        train: ``(inputs, labels)``, a ``Dataset`` or a ``DataLoader``.
+        test: the same for held-out data; optional.
+        name: how the task is called in tables, records and errors.
+        classes: number of classes ``C`` (labels are ``0..C-1``), when it is known and a
+            pass over a loader's labels should be spared.
+
+    Raises:
+        InputError: for data that cannot be used; the message says why.
+
+    >>> task = Task(train=(torch.eye(4), torch.tensor([3, 3, 7, 7])), name="toy")
+    >>> task.kind, task.classes, task.outputs
+    ('classification', (3, 7), 2)
+    """
+
+    def __init__(
+        self, train: Any, test: Any = None, name: str = "task", *, classes: int | None = None
+    ) -> None:
+        self.name = str(name)
+        self.train = Split(train, f"{self.name} train")
+        self.test = None if test is None else Split(test, f"{self.name} test")
+        first_inputs, first_labels = next(self.train.batches(2))
+        self.kind = "regression" if first_labels.is_floating_point() else "classification"
+        self.input_shape = tuple(first_inputs.shape[1:])
+        self.epsilon = _epsilon(first_inputs.dtype)
+        if classes is not None and self.kind == "regression":
+            raise InputError(f"{self.name}: classes={classes} was given, but labels are floats.")
+        self._classes = None if classes is None else tuple(range(classes))
+        self._outputs = 1 if first_labels.ndim == 1 else int(first_labels.shape[1])
+        if self.test is not None:
+            test_inputs, test_labels = next(self.test.batches(2))
+            if tuple(test_inputs.shape[1:]) != self.input_shape:
+                raise InputError(
+                    f"{self.name}: test inputs have shape {tuple(test_inputs.shape[1:])} per "
+                    f"sample, training inputs {self.input_shape}; they must agree."
+                )
+            if test_labels.is_floating_point() != (self.kind == "regression"):
+                raise InputError(
+                    f"{self.name}: training labels mean {self.kind}, but test labels are "
+                    f"{test_labels.dtype}; give both as integers or both as floats."
+                )
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The class labels seen in training data, sorted; empty for regression."""
+        if self.kind == "regression":
+            return ()
+        if self._classes is None:
+            seen: set[int] = set()
+            count = 0
+            for _, labels in self.train.batches():
+                seen.update(labels.unique().tolist())
+                count += len(labels)
+            if len(seen) > max(50, count // 2):
+                warnings.warn(
+                    f"{self.name}: {len(seen)} distinct integer labels in {count} samples; if "
+                    "they are quantities, pass them as floats for regression.",
+                    stacklevel=2,
+                )
+            self._classes = tuple(sorted(seen))
+        return self._classes
+
+    @property
+    def outputs(self) -> int:
+        """Width of the target matrix: number of classes, or of regression targets."""
+        return len(self.classes) if self.kind == "classification" else self._outputs
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Encode labels as a float64 matrix: one column per class, or the targets."""
+        if self.kind == "regression":
+            return labels.to(torch.float64).reshape(len(labels), -1)
+        return torch.nn.functional.one_hot(self.positions(labels), self.outputs).to(torch.float64)
+
+    def positions(self, labels: Tensor) -> Tensor:
+        """Map class labels to ``0..C-1``, refusing labels that training never showed."""
+        known = torch.tensor(self.classes, device=labels.device)
+        labels = labels.reshape(-1).to(torch.int64)
+        index = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
+        wrong = known[index] != labels
+        if bool(wrong.any()):
+            raise InputError(
+                f"{self.name}: label {int(labels[wrong][0])} is not among the training classes "
+                f"({len(known)} classes from {self.classes[0]} to {self.classes[-1]})."
+            )
+        return index
+
+    def __repr__(self) -> str:
+        """Show the name, kind and input shape."""
+        return f"Task({self.name!r}, {self.kind}, inputs {self.input_shape})"
+
+
+def _as_tensor(values: Any, where: str) -> Tensor:
+    if isinstance(values, Tensor):
+        tensor = values.detach()
+    else:
+        array = np.asarray(values)
+        if array.dtype.kind not in "biuf":
+            raise InputError(
+                f"{where}: dtype {array.dtype} came; numbers are needed. Encode categories as "
+                "integers first (for example with sklearn's LabelEncoder)."
+            )
+        if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+            array = array.astype(np.int64)
+        tensor = torch.as_tensor(np.ascontiguousarray(array) if array.ndim else array)
+    if tensor.is_complex() or tensor.is_quantized:
+        raise InputError(f"{where}: dtype {tensor.dtype} came; real numbers are needed.")
+    if tensor.is_sparse:
+        tensor = tensor.to_dense()
+    return tensor
+
+
+def _check_batch(inputs: Tensor, labels: Tensor, where: str) -> None:
+    if inputs.ndim < 2:
+        raise InputError(
+            f"{where}: inputs have shape {tuple(inputs.shape)}; expected (samples, features). "
+            "For a single feature pass inputs[:, None]."
+        )
+    if inputs[:1].numel() == 0 and len(inputs):
+        raise InputError(f"{where}: inputs have shape {tuple(inputs.shape)}: no features.")
+    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+        bad = int((~torch.isfinite(inputs)).sum())
+        raise InputError(
+            f"{where}: {bad} NaN or infinite input value(s); drop those rows or fill them first."
+        )
+    if labels.is_floating_point():
+        if labels.ndim not in (1, 2):
+            raise InputError(
+                f"{where}: regression labels have shape {tuple(labels.shape)}; "
+                "expected (samples,) or (samples, targets)."
+            )
+        if not bool(torch.isfinite(labels).all()):
+            raise InputError(f"{where}: NaN or infinite label(s); drop those rows first.")
+    else:
+        if labels.ndim != 1:
+            raise InputError(
+                f"{where}: class labels have shape {tuple(labels.shape)}; expected (samples,) of "
+                "integers. For one-hot labels pass labels.argmax(1)."
+            )
+        if len(labels) and labels.dtype != torch.bool and int(labels.min()) < 0:
+            raise InputError(
+                f"{where}: class label {int(labels.min())} is negative; class indices start "
+                "at 0. Drop ignored samples and renumber."
+            )
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps if dtype.is_floating_point else EPS64
