@@ -87,6 +87,7 @@ def naive_algorithm_1(
     lambda_h: float,
     batch: int = 64,
     adam: bool = True,
+    ridge: float = 1.0,
     seed: int = 0,
     max_steps: int | None = None,
 ) -> Tensor:
@@ -106,8 +107,8 @@ def naive_algorithm_1(
             b_p, b_h = (rows[start : start + batch] for rows in (rows_p, rows_h))
             optimizer.zero_grad()
             loss = ((x_p[b_p] @ weight.T @ omega - y_p[b_p]) ** 2).sum() / batch
-            z_p = NaiveDummyLinear.apply(x_p[b_p], weight, 1.0, False)
-            z_h = NaiveDummyLinear.apply(x_h[b_h], weight, 1.0, False)
+            z_p = NaiveDummyLinear.apply(x_p[b_p], weight, ridge, False)
+            z_h = NaiveDummyLinear.apply(x_h[b_h], weight, ridge, False)
             h_p, h_h = z_p.T @ z_p, z_h.T @ z_h
             top = torch.linalg.eigvalsh(h_p).max()
             low = torch.linalg.eigvalsh(h_h)

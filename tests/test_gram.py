@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-
 from immunis import InputError, Task, gram
 from immunis.gram import gram_of
 

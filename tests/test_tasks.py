@@ -19,14 +19,18 @@ class Pairs(Dataset):
 
 def sources():
     x, y = torch.randn(30, 4), torch.arange(30) % 3
-    return x, y, {
-        "tensors": (x, y),
-        "arrays": (x.numpy(), y.numpy()),
-        "lists": (x.tolist(), y.tolist()),
-        "tensor dataset": TensorDataset(x, y),
-        "dataset": Pairs(x, y),
-        "loader": DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True),
-    }
+    return (
+        x,
+        y,
+        {
+            "tensors": (x, y),
+            "arrays": (x.numpy(), y.numpy()),
+            "lists": (x.tolist(), y.tolist()),
+            "tensor dataset": TensorDataset(x, y),
+            "dataset": Pairs(x, y),
+            "loader": DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True),
+        },
+    )
 
 
 @pytest.mark.parametrize("kind", list(sources()[2]))
@@ -70,8 +74,18 @@ def test_labels_decide_the_kind_and_are_encoded():
     assert Task((x, torch.tensor([True, False] * 3))).classes == (0, 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool, torch.float16,
-                                   torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.uint8,
+        torch.int32,
+        torch.bool,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    ],
+)
 def test_every_real_input_dtype_is_widened_without_loss(dtype):
     x = torch.randint(0, 2, (20, 3)).to(dtype)
     task = Task((x, torch.arange(20) % 2))

@@ -244,7 +244,7 @@ def demo(output: Output = None, seed: int = 0, json: Json = False) -> None:
         ],
     )
     out.print(
-        "RIR: factor on the harmful over factor on the primary condition number; RIR*: its ceiling. "
+        "RIR: factor on the harmful over factor on the primary condition number, at most RIR*. "
         "prim.: primary test accuracy (%). @n, ridge: harmful test accuracy (%) of an attacker who "
         "trains a probe on samples of his own, by n descent steps or in closed form.",
         highlight=False,

@@ -43,16 +43,16 @@ def probe(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
     """What two attackers with their own data reach on the harmful task: test accuracy."""
     extract = as_extractor(model)
     moments = gram(tasks.attacker, extract)
+
+    def accuracy(weights: Tensor, bias: Tensor | float = 0.0) -> float:
+        return score(lambda inputs: extract(inputs) @ weights + bias, tasks.attacker)
+
     path = itertools.islice(line_search(moments.matrix(), moments.cross()), max(STEPS) + 1)
-    reached = {
-        str(step): score(lambda x, w=w: extract(x) @ w, tasks.attacker)
-        for step, w in enumerate(path)
-        if step in STEPS
-    }
-    weights, bias = ridge_probe(moments)
     return {
-        "gradient_descent": reached,
-        "ridge": score(lambda x: extract(x) @ weights + bias, tasks.attacker),
+        "gradient_descent": {
+            str(step): accuracy(w) for step, w in enumerate(path) if step in STEPS
+        },
+        "ridge": accuracy(*ridge_probe(moments)),
     }
 
 

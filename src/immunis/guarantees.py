@@ -12,6 +12,7 @@ attains it, so the largest relative immunization ratio is ``RIR* = κ(M)·κ(K_P
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from immunis.errors import InputError
 from immunis.gram import Gram, symmetric
-from immunis.regularizers import _tied, ill_gap
+from immunis.regularizers import ill_gap, tied
 from immunis.spectrum import Spectrum, eigh, relative_cutoff
 
 Steps = tuple[tuple[float, float], ...]
@@ -42,8 +43,8 @@ def eigenvalues_after_well_step(eigenvalues: Tensor, step: float, dimension: int
     ``σ₁' = σ₁(1 − 2η(1/m − 1/D)σ₁)²`` for the m-fold largest, ``σᵢ' = σᵢ(1 + 2ησᵢ/D)²`` below.
     """
     sigma = _sorted_positive(eigenvalues)
-    top = _tied(sigma, 0)
-    slope = torch.where(top, 1 / int(top.sum()) - 1 / dimension, -1 / dimension)
+    top = tied(sigma, 0)
+    slope = top.to(sigma) / int(top.sum()) - 1 / dimension
     return sigma * (1 - 2 * step * slope * sigma) ** 2
 
 
@@ -54,10 +55,10 @@ def eigenvalues_after_ill_step(eigenvalues: Tensor, step: float) -> Tensor:
     and ``σ_k' = σ_k(1 − 2r(1/m − 1/k)σ_k)²``.
     """
     sigma = _sorted_positive(eigenvalues)
-    low, k = _tied(sigma, -1), len(sigma)
+    low, k = tied(sigma, -1), len(sigma)
     if bool(low.all()):
         return sigma
-    slope = torch.where(low, 1 / int(low.sum()) - 1 / k, -1 / k)
+    slope = low.to(sigma) / int(low.sum()) - 1 / k
     return sigma * (1 - 2 * (step / ill_gap(sigma) ** 2) * slope * sigma) ** 2
 
 
@@ -69,7 +70,7 @@ def well_steps(eigenvalues: Tensor, dimension: int) -> Steps:
     ``fᵢ = √σᵢ(1+2σᵢη/D)``, κ falls exactly when f₁ and f₂ stay below ``√κ·min(f₁, f_k)``.
     """
     sigma = _sorted_positive(eigenvalues)
-    top = _tied(sigma, 0)
+    top = tied(sigma, 0)
     m = int(top.sum())
     if m == len(sigma):
         return ()
@@ -90,7 +91,7 @@ def ill_steps(eigenvalues: Tensor) -> Steps:
     sends σ_k to zero, losing a rank, separates two intervals and is in neither.
     """
     sigma = _sorted_positive(eigenvalues)
-    low, k = _tied(sigma, -1), len(sigma)
+    low, k = tied(sigma, -1), len(sigma)
     m = int(low.sum())
     if m == k:
         return ()
@@ -111,7 +112,7 @@ def ill_steps(eigenvalues: Tensor) -> Steps:
     parts = []
     for start, stop in ends:
         cuts = [start, zero, stop] if start < zero < stop else [start, stop]
-        parts += list(zip(cuts[:-1], cuts[1:], strict=True))
+        parts += list(itertools.pairwise(cuts))
     return tuple((start * scale, stop * scale) for start, stop in parts)
 
 
@@ -128,7 +129,7 @@ def certified_well_step(eigenvalues: Tensor, dimension: int) -> float:
     κ = 1 after at most k−1 steps.
     """
     sigma = _sorted_positive(eigenvalues)
-    top = _tied(sigma, 0)
+    top = tied(sigma, 0)
     m = int(top.sum())
     if m == len(sigma):
         return 0.0
@@ -154,7 +155,7 @@ def certified_well_factors(eigenvalues: Tensor, dimension: int, steps: int) -> T
         step = certified_well_step(sigma, dimension)
         if step == 0:
             break
-        m = int(_tied(sigma, 0).sum())
+        m = int(tied(sigma, 0).sum())
         after = eigenvalues_after_well_step(sigma, step, dimension)
         after[: m + 1] = after[m]  # they meet; rounding must not tell them apart again
         factors *= (after / sigma).sqrt()
@@ -174,7 +175,7 @@ def certified_ill_step(eigenvalues: Tensor, fraction: float = 0.5) -> float:
     if not steps:
         return 0.0
     sigma = _sorted_positive(eigenvalues)
-    m, k = int(_tied(sigma, -1).sum()), len(sigma)
+    m, k = int(tied(sigma, -1).sum()), len(sigma)
     zero = float(ill_gap(sigma)) ** 2 / (2 * (1 / m - 1 / k) * float(sigma[-1]))
     return fraction * zero
 

@@ -178,7 +178,7 @@ def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | N
 
 def _layer(model: nn.Linear | Tensor, theta: Tensor, bias: Tensor | None) -> nn.Linear:
     like = model.weight if isinstance(model, nn.Linear) else theta
-    layer = nn.Linear(*theta.shape, bias=bias is not None, dtype=like.dtype, device=like.device)
+    layer = nn.Linear(theta.shape[0], theta.shape[1], bias is not None, like.device, like.dtype)
     with torch.no_grad():
         layer.weight.copy_(theta.T)
         if bias is not None:
@@ -187,7 +187,7 @@ def _layer(model: nn.Linear | Tensor, theta: Tensor, bias: Tensor | None) -> nn.
 
 
 def _linear(weights: Tensor, bias: Tensor) -> nn.Linear:
-    head = nn.Linear(*weights.shape, dtype=torch.float64)
+    head = nn.Linear(weights.shape[0], weights.shape[1], dtype=torch.float64)
     with torch.no_grad():
         head.weight.copy_(weights.T)
         head.bias.copy_(bias)

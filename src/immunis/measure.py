@@ -65,9 +65,7 @@ class Measurement:
         )
 
 
-def measure(
-    primary: Task, harmful: Task, model: nn.Module | Tensor | None = None
-) -> Measurement:
+def measure(primary: Task, harmful: Task, model: nn.Module | Tensor | None = None) -> Measurement:
     """Measure two tasks through an extractor (the inputs themselves if none is given).
 
     Warns with ``RankWarning`` where a spectrum is rank-deficient, saying which features

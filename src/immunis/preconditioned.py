@@ -28,7 +28,9 @@ class _Preconditioned(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         inputs, weight = ctx.saved_tensors
         grad_inputs = grad @ weight if ctx.needs_input_grad[0] else None
         grad_weight = None

@@ -59,9 +59,9 @@ def _singular(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor, 
     return u[:, :rank], sigma[:rank], v[:, :rank]
 
 
-def _tied(sigma: Tensor, at: int) -> Tensor:
-    """Mask of the singular values that cannot be told from ``sigma[at]``."""
-    return (sigma - sigma[at]).abs() <= relative_cutoff(len(sigma)) * sigma[0]
+def tied(sigma: Tensor, at: int) -> Tensor:
+    """Mask of the singular values (largest first) that rounding cannot tell from ``sigma[at]``."""
+    return (sigma - sigma[at]).abs() <= 10 * relative_cutoff(len(sigma)) * sigma[0]
 
 
 def _extreme(u: Tensor, sigma: Tensor, v: Tensor, at: int) -> Tensor:
@@ -70,8 +70,8 @@ def _extreme(u: Tensor, sigma: Tensor, v: Tensor, at: int) -> Tensor:
     The average does not depend on the basis chosen inside a tied subspace, and is an
     element of the Clarke subdifferential, so gradients are defined at repeated values.
     """
-    tied = _tied(sigma, at)
-    return (u[:, tied] * sigma[tied]) @ v[:, tied].T / int(tied.sum())
+    ties = tied(sigma, at)
+    return (u[:, ties] * sigma[ties]) @ v[:, ties].T / int(ties.sum())
 
 
 class _ClosedForm(torch.autograd.Function):
@@ -117,7 +117,7 @@ def r_well_gradient(matrix: Tensor) -> Tensor:
 
 def _ill(matrix: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
     u, sigma, v = _singular(matrix, rank)
-    if not len(sigma) or bool(_tied(sigma, -1).all()):
+    if not len(sigma) or bool(tied(sigma, -1).all()):
         return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
     gap = ill_gap(sigma)
     scaled = matrix.detach().to("cpu", torch.float64) / len(sigma)
@@ -173,7 +173,10 @@ def kappa_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
 
 
 def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor: float) -> Tensor:
-    """``W = (Σ_zz+λI)⁻¹Σ_zy`` with ``λ = ridge·tr(Σ_zz)/D + floor``; pseudo-inverse at λ = 0."""
+    """``W = (Σ_zz+λI)⁻¹Σ_zy`` with ``λ = ridge·tr(Σ_zz)/D + floor``.
+
+    Where λ is lost in the rounding of Σ_zz, its limit λ → 0, the pseudo-inverse, is taken.
+    """
     if not (ridge >= 0 and floor >= 0):
         raise InputError(f"ridge and floor must be at least 0, got {ridge} and {floor}.")
     if not variance > 0:
@@ -181,8 +184,9 @@ def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor:
             "the labels are constant, so no share of them can be explained; ρ needs at least "
             "two classes (or two target values) in every batch."
         )
-    damping = ridge * float(zz.diagonal().mean()) + floor
-    if damping == 0:
+    trace = float(zz.diagonal().sum())
+    damping = ridge * trace / len(zz) + floor
+    if damping <= trace * relative_cutoff(len(zz)):
         values, vectors = eigh(zz)
         keep = values > values[0] * relative_cutoff(len(zz))
         basis = vectors[:, keep].to(zz)
@@ -191,14 +195,13 @@ def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor:
     factor, failed = torch.linalg.cholesky_ex(zz + damping * eye)
     if int(failed):
         raise NumericalError(
-            f"Σ + {damping:.3g}·I is not numerically positive definite; raise ridge or floor."
+            f"Σ + {damping:.3g}·I is not positive definite: the features hold NaN or infinities. "
+            "Lower the step size, or clip gradients."
         )
     return torch.cholesky_solve(zy, factor)
 
 
-def _rho(
-    features: Tensor, targets: Tensor, ridge: float, floor: float
-) -> tuple[Tensor, Tensor]:
+def _rho(features: Tensor, targets: Tensor, ridge: float, floor: float) -> tuple[Tensor, Tensor]:
     if features.ndim != 2 or targets.ndim != 2 or len(features) != len(targets):
         raise InputError(
             f"ρ needs features (n, D) and targets (n, C); got {tuple(features.shape)} and "
@@ -222,7 +225,7 @@ def rho(features: Tensor, targets: Tensor, ridge: float = 1e-3, floor: float = 0
     ``ρ(Z,Y) = tr(Σ_zyᵀ(Σ_zz+λI)⁻¹Σ_zy)/tr(Σ_yy)`` with ``λ = ridge·tr(Σ_zz)/D + floor``.
     Between 0 (no linear probe sees the labels) and 1; invariant to every invertible linear
     map of the features as λ → 0, so whitening or preconditioning gains an attacker nothing.
-    With λ = 0 the pseudo-inverse is used.
+    With λ = 0, or too small to matter in float64, the pseudo-inverse is used.
 
     Args:
         features: (n, D); n should exceed D, or ρ nears 1 for want of samples.

@@ -60,7 +60,7 @@ def render(record: Record) -> str:
     if record.kind == "demo":
         for name, draw in (("spectra", figures.spectra), ("norm_ratios", figures.norm_ratios)):
             pictures[name] = base64.b64encode(draw(record)).decode()
-    data = json.dumps(record.to_dict(), ensure_ascii=False).replace("</", "<\\/")
+    data = json.dumps(record.to_dict(), ensure_ascii=False).replace("<", "\\u003c")
     return environment.get_template(template).render(record=record, pictures=pictures, data=data)
 
 

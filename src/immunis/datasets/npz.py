@@ -12,7 +12,9 @@ from immunis.errors import InputError, OutputError
 from immunis.tasks import Task
 
 
-def npz(primary: str, harmful: str, attacker: str | None = None, folder: str | None = None) -> Tasks:
+def npz(
+    primary: str, harmful: str, attacker: str | None = None, folder: str | None = None
+) -> Tasks:
     """Read tasks from ``.npz`` files with ``x_train``, ``y_train`` and optional test arrays.
 
     Without ``attacker``, every second training row of the harmful file is kept from the

@@ -159,14 +159,25 @@ class Method:
 
     def configure(self, values: Mapping[str, Any]) -> Any:
         """Build this method's settings, refusing unknown keys with a suggestion."""
-        known = {f.name for f in dataclasses.fields(self.settings)}
-        for key in values:
-            if key not in known:
-                raise unknown(f"setting of method {self.name!r}", key, known)
-        try:
-            return self.settings(**values)
-        except TypeError as error:
-            raise SettingsError(f"method {self.name!r}: {error}") from error
+        defaults = {f.name: f.default for f in dataclasses.fields(self.settings)}
+        for key, value in values.items():
+            if key not in defaults:
+                raise unknown(f"setting of method {self.name!r}", key, defaults)
+            if not _fits(value, defaults[key]):
+                raise SettingsError(
+                    f"method {self.name!r}: {key}={value!r} is a {type(value).__name__}; expected "
+                    f"something like the default, {defaults[key]!r}."
+                )
+        return self.settings(**values)
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Whether a setting is of its default's type; integers pass as floats, None means a number."""
+    if default is None:
+        return value is None or _fits(value, 0.0)
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    return isinstance(value, int | float if isinstance(default, float) else type(default))
 
 
 def require(condition: bool, what: str) -> None:
@@ -185,7 +196,7 @@ class Descent:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        require(isinstance(self.steps, int) and self.steps >= 1, f"steps={self.steps}: need >= 1")
+        require(self.steps >= 1, f"steps={self.steps}: need >= 1")
         require(0 < self.step < math.inf, f"step={self.step}: need a positive number")
         if self.optimizer not in ("gd", "adam"):
             raise unknown("optimizer", self.optimizer, ("gd", "adam"))

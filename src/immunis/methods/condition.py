@@ -18,7 +18,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -123,71 +125,88 @@ def _certified(problem: LinearProblem, settings: Settings) -> Solution:
     return best.solution()
 
 
-def _descend(problem: LinearProblem, settings: Settings) -> Solution:
-    full = settings.batch_size is None
-    scale = 1.0 if settings.paper_scale else problem.scale
-    sums = settings.paper_scale
-    n_p, n_h = problem.primary.samples, problem.harmful.samples
-    k_p = problem.k_primary * (n_p * problem.scale**2 if sums else 1)
-    k_h = problem.k_harmful * (n_h * problem.scale**2 if sums else 1)
-    b_p = problem.b_primary * (n_p * problem.scale if sums else 1)
-    count = n_p if sums else 1
+class Terms(NamedTuple):
+    """What one step needs: gradients of the supervised loss, and both Hessians."""
+
+    theta: Tensor
+    omega: Tensor
+    primary: Tensor
+    harmful: Tensor
+
+
+def _full_batch(
+    problem: LinearProblem, settings: Settings, theta: Tensor, omega: Tensor
+) -> Iterator[Terms]:
+    """Exact terms of the mean ℓ2 loss, from moments, at θ and ω as they are when asked."""
+    n_p, n_h, scale = problem.primary.samples, problem.harmful.samples, problem.scale
+    if not settings.paper_scale:
+        n_p = n_h = 1
+        scale = 1.0
+    k_p, k_h = problem.k_primary * n_p * scale**2, problem.k_harmful * n_h * scale**2
+    b_p = problem.b_primary * n_p * scale
+    for _ in range(settings.steps):
+        residual = (k_p @ theta @ omega - b_p) * 2 / n_p
+        yield Terms(
+            residual @ omega.T,
+            theta.T @ residual,
+            linear_hessian(theta, k_p),
+            linear_hessian(theta, k_h),
+        )
+
+
+def _mini_batches(
+    problem: LinearProblem, settings: Settings, theta: Tensor, omega: Tensor, size: int
+) -> Iterator[Terms]:
+    """Terms of each mini-batch: cross-entropy or mean squared loss, Hessians of the batch."""
     classify = problem.tasks[0].kind == "classification"
+    scale = 1.0 if settings.paper_scale else problem.scale
+    for x_p, y_p, x_h in problem.epochs(settings.steps, size):
+        x_p, x_h = x_p / scale, x_h / scale
+        leaves = theta.detach().requires_grad_(), omega.detach().requires_grad_()
+        outputs = x_p @ leaves[0] @ leaves[1]
+        if classify:
+            loss = functional.cross_entropy(outputs, y_p)
+        else:
+            loss = (outputs - y_p).square().sum() / len(x_p)
+        count = 1 if settings.paper_scale else len(x_p)
+        grad_theta, grad_omega = torch.autograd.grad(loss, leaves)
+        yield Terms(
+            grad_theta,
+            grad_omega,
+            feature_hessian(x_p @ theta) / count,
+            feature_hessian(x_h @ theta) / count,
+        )
+
+
+def _descend(problem: LinearProblem, settings: Settings) -> Solution:
     theta = problem.theta.clone()
-    omega = torch.randn(b_p.shape, generator=problem.generator(), dtype=torch.float64)
-    omega /= len(theta) ** 0.5
+    omega = torch.randn(
+        problem.b_primary.shape, generator=problem.generator(), dtype=torch.float64
+    ) / math.sqrt(len(theta))
     optimizer = make_optimizer(settings.optimizer, [theta, omega], settings.step)
-    best, weights = Best(problem), None
-
-    def full_batches() -> object:
-        for _ in range(settings.steps):
-            residual = k_p @ theta @ omega - b_p
-            yield (
-                2 / count * residual @ omega.T,
-                2 / count * theta.T @ residual,
-                linear_hessian(theta, k_p),
-                linear_hessian(theta, k_h),
-            )
-
-    def mini_batches() -> object:
-        for x_p, y_p, x_h in problem.epochs(settings.steps, settings.batch_size or 0):
-            x_p, x_h = x_p / scale, x_h / scale
-            with torch.enable_grad():
-                leaves = theta.detach().requires_grad_(), omega.detach().requires_grad_()
-                outputs = x_p @ leaves[0] @ leaves[1]
-                loss = (
-                    functional.cross_entropy(outputs, y_p)
-                    if classify
-                    else (outputs - y_p).square().sum() / len(x_p)
-                )
-                gradients = torch.autograd.grad(loss, leaves)
-            yield (
-                *gradients,
-                feature_hessian(x_p @ theta) / (1 if sums else len(x_p)),
-                feature_hessian(x_h @ theta) / (1 if sums else len(x_h)),
-            )
-
-    total = settings.steps if full else settings.steps * -(-max(n_p, n_h) // settings.batch_size)
-    stride = max(1, total // 20)
-    for step, (grad_theta, grad_omega, h_p, h_h) in enumerate(
-        full_batches() if full else mini_batches(), 1
-    ):
-        well, ill = regularizer_directions(theta, h_p, h_h, problem.rank_harmful if full else None)
-        if weights is None:
-            weights = _balance(settings, grad_theta, well, ill)
-        theta.grad = grad_theta + weights[0] * well + weights[1] * ill
-        omega.grad = grad_omega
+    if settings.batch_size is None:
+        steps, total = _full_batch(problem, settings, theta, omega), settings.steps
+        rank: int | None = problem.rank_harmful
+    else:
+        size, rank = settings.batch_size, None
+        steps = _mini_batches(problem, settings, theta, omega, size)
+        rows = max(problem.primary.samples, problem.harmful.samples)
+        total = settings.steps * math.ceil(rows / size)
+    best, weights, stride = Best(problem), (0.0, 0.0), max(1, total // 20)
+    for step, terms in enumerate(steps, 1):
+        well, ill = regularizer_directions(theta, terms.primary, terms.harmful, rank)
+        if step == 1:
+            weights = _balance(settings, terms.theta, well, ill)
+        theta.grad = terms.theta + weights[0] * well + weights[1] * ill
+        omega.grad = terms.omega
         optimizer.step()
         if step % stride == 0 or step == total:
             best.offer(theta, step)
             problem.report(step / total)
-    assert weights is not None
     return best.solution(lambda_primary=weights[0], lambda_harmful=weights[1], step=settings.step)
 
 
-def _balance(
-    settings: Settings, loss: Tensor, well: Tensor, ill: Tensor
-) -> tuple[float, float]:
+def _balance(settings: Settings, loss: Tensor, well: Tensor, ill: Tensor) -> tuple[float, float]:
     """λ_P and λ_H: as given, or such that each term pulls as hard as the supervised loss."""
 
     def balanced(direction: Tensor) -> float:
@@ -205,20 +224,18 @@ def _search(problem: LinearProblem, settings: Settings) -> Solution:
     grid = list(itertools.product(STEP_SIZES, MULTIPLES, MULTIPLES))
     found: list[tuple[float, Solution]] = []
     for index, (step, a, b) in enumerate(grid):
-        share = dataclasses.replace(
-            problem, report=lambda part, i=index: problem.report((i + part) / len(grid))
-        )
+        problem.report(index / len(grid))
         trial = dataclasses.replace(
             settings, search=False, step=step, multiple_primary=a, multiple_harmful=b
         )
         try:
-            solution = _descend(share, trial)
+            solution = _descend(dataclasses.replace(problem, report=lambda share: None), trial)
         except NumericalError:
             continue  # this corner of the grid diverges; the others may not
         found.append((problem.score(solution.theta), solution))
     if not found:
         raise NumericalError("every step size and multiple of the search diverged.")
-    score, best = max(found, key=lambda pair: pair[0])
+    _, best = max(found, key=lambda pair: pair[0])
     tried = {"trials": len(grid), "diverged": len(grid) - len(found)}
     return Solution(best.theta, {**best.details, **tried})
 

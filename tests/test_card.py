@@ -1,0 +1,72 @@
+import json
+import re
+
+import pytest
+
+from immunis import InputError, Record, Task, immunize, measure
+from immunis.card import number, render, write_card
+from immunis.demo import demo
+from immunis.figures import norm_ratios, spectra
+
+
+@pytest.fixture(scope="module")
+def demo_record():
+    return demo()
+
+
+def test_the_demo_card_holds_the_records_figures(demo_record, tmp_path):
+    html = write_card(demo_record, tmp_path / "card.html").read_text()
+    for name, row in demo_record.figures["methods"].items():
+        assert name in html
+        assert number(row["rir"]["value"]) in html
+    assert len(html) < 600_000
+    assert "http" not in re.sub(r'data:image/png;base64,[^"]*', "", html).replace("http-equiv", "")
+    embedded = re.search(r'<script type="application/json" id="record">(.*)</script>', html, re.S)
+    assert json.loads(embedded.group(1)) == demo_record.to_dict()
+
+
+def test_figures_are_png_and_the_same_each_time(demo_record):
+    for draw in (spectra, norm_ratios):
+        image = draw(demo_record)
+        assert image[:8] == b"\x89PNG\r\n\x1a\n"
+        assert draw(demo_record) == image
+
+
+def test_figures_and_card_can_be_made_from_the_file_alone(demo_record, tmp_path):
+    loaded = Record.load(demo_record.save(tmp_path / "r.json"))
+    assert spectra(loaded) == spectra(demo_record)
+    assert render(loaded) == render(demo_record)
+
+
+def test_names_that_hold_html_are_escaped(pair):
+    evil = "<script>alert(1)</script>"
+    primary, harmful = (Task(t.train.tensors(), name=evil + str(i)) for i, t in enumerate(pair))
+    import torch
+
+    html = render(immunize(torch.eye(5), primary, harmful, "erase").record)
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert" in html
+
+
+def test_a_record_without_a_card_is_refused(pair):
+    with pytest.raises(InputError, match="has no card"):
+        render(measure(*pair).record)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (float("nan"), "undefined"),
+        (-float("inf"), "−∞"),
+        (0.0, "0"),
+        (1234.4, "1234"),
+        (1e-7, "1.0e-7"),
+        (True, "True"),
+        (1_000_000, "1,000,000"),
+        (9999.9, "1.0e4"),
+        (999.7, "1000"),
+    ],
+)
+def test_numbers_are_written_for_people(value, text):
+    assert number(value) == text

@@ -1,0 +1,150 @@
+import json
+import os
+import subprocess
+import sys
+import warnings
+from typing import NamedTuple
+
+import pytest
+from safetensors.torch import load_file
+
+from immunis import Record, cli
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run a command in a fresh folder, in this process."""
+
+    def call(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["immunis", *map(str, arguments)])
+        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+        for console in (cli.out, cli.err):
+            monkeypatch.setattr(console, "_width", 200)
+        capsys.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize("command", [[], ["measure"], ["immunize"], ["demo"], ["list"]])
+def test_help_says_what_to_do(run, command, tmp_path):
+    done = run(*command, "--help")
+    assert done.returncode == 0
+    assert "Usage" in done.stdout
+
+
+def test_version_and_list(run, tmp_path):
+    assert run("--version").stdout.startswith("immunis 0.")
+    listed = run("list").stdout
+    for word in ("frontier", "erase", "digits", "npz", "lambda_primary"):
+        assert word in listed
+    assert "frontier" not in run("list", "recipes").stdout
+
+
+def test_measure_prints_a_table_or_json_and_writes_a_record(run, tmp_path):
+    done = run("measure", "digits")
+    assert done.returncode == 0, done.stderr
+    assert "RIR*" in done.stdout
+    assert done.stdout.strip().splitlines()[-1].startswith("written: ")
+    assert "rank 61 of 64" in done.stderr
+    path = tmp_path / "immunis-runs" / "digits-measure" / "record.json"
+    assert Record.load(path).kind == "measure"
+    printed = json.loads(run("measure", "digits", "--json").stdout)
+    assert printed["figures"] == json.loads(path.read_text())["figures"]
+
+
+def test_immunize_writes_weights_record_and_card(run, tmp_path):
+    done = run("immunize", "digits", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    assert load_file(tmp_path / "out" / "model.safetensors")["weight"].shape == (64, 64)
+    assert load_file(tmp_path / "out" / "head.safetensors")["weight"].shape == (5, 64)
+    record = Record.load(tmp_path / "out" / "record.json")
+    assert record.figures["rho"]["after"] < 0.01 < record.figures["rho"]["before"]
+    assert "<html" in (tmp_path / "out" / "card.html").read_text()
+    again = json.loads(run("immunize", "digits", "--json", "-o", "two").stdout)
+    assert again["figures"] == json.loads(record.to_json())["figures"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["measure", "digitss"], 2, "did you mean 'digits'"),
+        (["measure", "none.toml"], 1, "cannot read recipe"),
+        (["immunize", "broken.toml"], 2, "not valid TOML"),
+        (["immunize", "nomethod.toml"], 2, "has no [method]"),
+        (["immunize", "badkey.toml"], 2, "did you mean 'strength'"),
+        (["measure", "digits", "-o", "file"], 1, "cannot write to output folder"),
+        (["measure", "house-prices", "--data", "nowhere"], 2, "data file not found"),
+        (["list", "method"], 2, "did you mean 'methods'"),
+        (["frobnicate"], 2, "No such command"),
+    ],
+)
+def test_mistakes_end_in_one_clear_error_and_leave_nothing_behind(
+    run, tmp_path, arguments, code, says
+):
+    (tmp_path / "broken.toml").write_text("name =")
+    (tmp_path / "nomethod.toml").write_text("[data]\nsource = 'digits'\n")
+    (tmp_path / "badkey.toml").write_text(
+        "[data]\nsource = 'digits'\n[method]\nname = 'erase'\nstrenght = 0.1\n"
+    )
+    (tmp_path / "file").write_text("x")
+    before = sorted(p.name for p in tmp_path.rglob("*") if p.is_file())
+    done = run(*arguments)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_said(run, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert "cannot write" in run("measure", "digits", "-o", "closed/x").stderr
+
+
+def test_demo_writes_everything_and_its_table_is_the_record(run, tmp_path):
+    done = run("demo", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    assert sorted(p.name for p in out.iterdir()) == [
+        "card.html",
+        "norm_ratios.png",
+        "record.json",
+        "spectra.png",
+    ]
+    record = Record.load(out / "record.json")
+    rows = record.figures["methods"]
+    for name in rows:
+        assert name in done.stdout
+    for column in ("κ_P", "κ_H", "RIR", "RIR*", "@10", "@100", "@1000", "ridge"):
+        assert column in done.stdout
+    assert rows["frontier"]["rir"]["value"] == pytest.approx(record.figures["ceiling"], rel=1e-6)
+    best = max(row["rir"]["value"] for row in rows.values())
+    assert best <= record.figures["ceiling"] * (1 + 1e-6)
+    accuracy = {k: v["harmful_accuracy"]["gradient_descent"]["1000"] for k, v in rows.items()}
+    assert accuracy["frontier"] > 0.9 * accuracy["no defence"]  # a high RIR stops nobody
+    assert accuracy["erase ε=0.001"] < 0.6 * accuracy["no defence"]
+    assert all(row["primary_accuracy"] > 0.95 for row in rows.values())
+
+
+def test_the_installed_command_works(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "immunis.cli", "list", "nothing"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown list 'nothing'")

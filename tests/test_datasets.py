@@ -1,0 +1,109 @@
+import gzip
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from immunis import InputError, Spectrum, gram, reference_condition_number
+from immunis.datasets import digits, house_prices, mnist_images, mnist_pair
+from immunis.datasets.house_prices import _encode, _read
+from immunis.gram import gram_of
+
+
+def test_digits_are_split_without_overlap(digit_tasks):
+    parts = [
+        set(split.row_hashes())
+        for split in (
+            digit_tasks.harmful.train,
+            digit_tasks.attacker.train,
+            digit_tasks.harmful.test,
+        )
+    ]
+    assert [len(p) for p in parts] == [360, 269, 267]
+    assert not parts[0] & parts[1] and not parts[0] & parts[2] and not parts[1] & parts[2]
+    assert digit_tasks.primary.classes == (0, 1, 2, 3, 4)
+    assert digits(seed=1).harmful.train.fingerprint() != digit_tasks.harmful.train.fingerprint()
+    assert digits().harmful.train.fingerprint() == digit_tasks.harmful.train.fingerprint()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"primary": []}, {"primary": [1, 10]}, {"primary": [1, 2], "harmful": [2, 3]}],
+)
+def test_impossible_digits_are_refused(bad):
+    with pytest.raises(InputError, match="digits"):
+        digits(**bad)
+
+
+def test_house_prices_as_in_the_paper(data_folder, quiet_rank):
+    tasks = house_prices(data_folder)
+    assert tasks.primary.input_shape == (79,)
+    sizes = [len(t.train.tensors()[0]) for t in tasks]
+    assert sizes == [247, 690, 230]
+    table = _read(data_folder / "house_prices" / "train.csv")
+    zone = table["MSZoning"] == "RL"
+    x, y = _encode(table, ~zone, "LotArea", None)
+    assert x.shape == (309, 79)
+    assert abs(x.mean(0)).max() < 1e-12
+    assert y.std(ddof=1) == pytest.approx(1)
+
+
+def test_theory_section_4_the_released_kappa_is_a_noise_floor_on_house_prices(data_folder):
+    """First 200 rows: released κ about 2e9 for both; honest κ 8e3 and 2e5 at rank 74."""
+    table = _read(data_folder / "house_prices" / "train.csv")
+    zone = table["MSZoning"] == "RL"
+    found = []
+    for keep, target in ((~zone, "LotArea"), (zone, "SalePrice")):
+        moments = gram_of(torch.from_numpy(_encode(table, keep, target, 200)[0]))
+        spectrum = Spectrum.of(moments)
+        assert spectrum.rank == 74
+        found += [spectrum.condition_number, reference_condition_number(moments.matrix())]
+    assert found == pytest.approx([7.8e3, 1.76e9, 2.0e5, 1.95e9], rel=0.05)
+
+
+def test_house_prices_files_that_do_not_fit_are_said(tmp_path, monkeypatch):
+    monkeypatch.delenv("IMMUNIS_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(InputError, match=r"looked for .*house_prices.train.csv.*Kaggle"):
+        house_prices()
+    folder = tmp_path / "house_prices"
+    folder.mkdir()
+    (folder / "train.csv").write_text("Id,MSZoning\n1,RL\n")
+    with pytest.raises(InputError, match="LotArea, SalePrice are missing"):
+        house_prices(tmp_path)
+    (folder / "train.csv").write_text("MSZoning,LotArea,SalePrice\nRL,1,2\nRM,3\n")
+    with pytest.raises(InputError, match="line 3 is cut short"):
+        house_prices(tmp_path)
+
+
+def test_mnist_is_read_from_idx_files(data_folder, quiet_rank):
+    images, labels = mnist_images(folder=data_folder)
+    assert images.shape == (60000, 784)
+    assert np.bincount(labels).tolist()[:3] == [5923, 6742, 5958]
+    tasks = mnist_pair(3, 7, data_folder)
+    assert tasks.primary.name == "digit 3"
+    spectrum = Spectrum.of(gram(tasks.primary))
+    assert 400 < spectrum.rank < 784
+
+
+def test_mnist_files_that_do_not_fit_are_said(tmp_path, data_folder):
+    for bad in ((3, 3), (1, 11)):
+        with pytest.raises(InputError, match="two different"):
+            mnist_pair(*bad, data_folder)
+    shutil.copytree(data_folder / "mnist", tmp_path / "mnist", copy_function=shutil.copyfile)
+    name = tmp_path / "mnist" / "train-labels-idx1-ubyte.gz"
+    whole = name.read_bytes()
+    name.chmod(0o644)
+    name.write_bytes(whole[:1000])
+    with pytest.raises(InputError, match="damaged"):
+        mnist_images(folder=tmp_path)
+    name.write_bytes(gzip.compress(gzip.decompress(whole)[:500]))
+    with pytest.raises(InputError, match="truncated"):
+        mnist_images(folder=tmp_path)
+    name.write_bytes(gzip.compress(b"hello"))
+    with pytest.raises(InputError, match="not an idx file"):
+        mnist_images(folder=tmp_path)
+    name.unlink()
+    with pytest.raises(InputError, match="looked for"):
+        mnist_images(folder=tmp_path)

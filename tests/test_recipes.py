@@ -1,0 +1,116 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from immunis import InputError, OutputError, SettingsError
+from immunis.recipes import bundled, load_recipe
+
+
+def write(folder, text):
+    path = folder / "r.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_every_bundled_recipe_is_valid(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.method["name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name = ", "not valid TOML"),
+        ("nam = 'x'\n[data]\nsource = 'digits'", "did you mean 'name'"),
+        ("name = 'x'", "needs a source"),
+        ("data = 3", "must be a table"),
+        ("[data]\nsource = 'digit'", "did you mean 'digits'"),
+        ("[data]\nsource = 'digits'\nprimry = [1]", "did you mean 'primary'"),
+        ("[data]\nsource = 'npz'\nprimary = 'a.npz'", "needs 'harmful'"),
+        ("[data]\nsource = 'digits'\n[method]\nname = 'erse'", "did you mean 'erase'"),
+        ("[data]\nsource = 'digits'\n[method]\nstrength = 1.0", "unknown method ''"),
+        ("[data]\nsource = 'digits'\n[method]\nname = 'erase'\nstrength = 2.0", "strength"),
+        ("[data]\nsource = 'digits'\n[model]\ninit = 'zeros'", "initial extractor"),
+        ("[data]\nsource = 'digits'\n[model]\ntheta = 'x'", "key in \\[model\\]"),
+        ("seed = -1\n[data]\nsource = 'digits'", "seed"),
+        ("seed = true\n[data]\nsource = 'digits'", "seed"),
+    ],
+)
+def test_bad_recipes_are_refused_before_anything_runs(tmp_path, text, says):
+    with pytest.raises(SettingsError, match=says):
+        load_recipe(write(tmp_path, text))
+
+
+def test_unknown_and_unreadable_recipes(tmp_path):
+    with pytest.raises(SettingsError, match="did you mean 'digits'"):
+        load_recipe("digitss")
+    with pytest.raises(OutputError, match="cannot read recipe"):
+        load_recipe(tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="not valid TOML"):
+        load_recipe(tmp_path / "bytes.toml")
+
+
+def arrays(folder, name, n=40, **more):
+    rng = np.random.default_rng(len(name))
+    np.savez(folder / name, x_train=rng.normal(size=(n, 4)), y_train=np.arange(n) % 2, **more)
+
+
+NPZ = "[data]\nsource = 'npz'\nprimary = 'p.npz'\nharmful = 'hh.npz'\n"
+
+
+def test_npz_files_are_read_relative_to_the_recipe_and_split_for_the_attacker(tmp_path):
+    arrays(tmp_path, "p.npz", x_test=np.zeros((3, 4)), y_test=np.zeros(3, int))
+    arrays(tmp_path, "hh.npz")
+    tasks = load_recipe(write(tmp_path, NPZ)).tasks()
+    assert tasks.primary.test is not None
+    defender, attacker = (set(t.train.row_hashes()) for t in (tasks.harmful, tasks.attacker))
+    assert len(defender) == len(attacker) == 20
+    assert not defender & attacker
+    arrays(tmp_path, "own.npz", n=10)
+    tasks = load_recipe(write(tmp_path, NPZ + "attacker = 'own.npz'\n")).tasks()
+    assert len(list(tasks.attacker.train.row_hashes())) == 10
+
+
+def test_bad_npz_files_are_said(tmp_path):
+    arrays(tmp_path, "p.npz")
+    recipe = load_recipe(write(tmp_path, NPZ))
+    with pytest.raises(OutputError, match="hh.npz"):
+        recipe.tasks()
+    np.savez(tmp_path / "hh.npz", x=np.zeros(3))
+    with pytest.raises(InputError, match="lacks x_train, y_train; it has x"):
+        recipe.tasks()
+    (tmp_path / "hh.npz").write_bytes(b"PK\x03\x04 broken")
+    with pytest.raises(InputError, match="not a plain .npz"):
+        recipe.tasks()
+    np.savez(tmp_path / "hh.npz", x_train=np.array([{}], object), y_train=np.zeros(1))
+    with pytest.raises(InputError, match="not a plain .npz"):
+        recipe.tasks()
+    (tmp_path / "hh.npz").write_bytes(pickle.dumps([1]))
+    with pytest.raises(InputError, match="not a plain .npz"):
+        recipe.tasks()
+
+
+def test_extractors_come_from_init_or_a_file(tmp_path):
+    base = "[data]\nsource = 'digits'\n"
+    assert torch.equal(load_recipe(write(tmp_path, base)).extractor(3), torch.eye(3).double())
+    random = load_recipe(write(tmp_path, base + "[model]\ninit = 'random'\n"))
+    assert torch.equal(random.extractor(3), random.extractor(3))
+    assert not torch.equal(random.extractor(3), torch.eye(3).double())
+    stored = load_recipe(write(tmp_path, base + "[model]\nweights = 'l.safetensors'\n"))
+    with pytest.raises(OutputError, match="no such file"):
+        stored.extractor(3)
+    layer = torch.nn.Linear(3, 3)
+    save_file(layer.state_dict(), tmp_path / "l.safetensors")
+    assert torch.equal(stored.extractor(3).weight, layer.weight)
+    save_file({"w": torch.zeros(2)}, tmp_path / "l.safetensors")
+    with pytest.raises(InputError, match="expected 'weight'"):
+        stored.extractor(3)
+    (tmp_path / "l.safetensors").write_bytes(pickle.dumps({}))
+    with pytest.raises(InputError, match="not a safetensors file"):
+        stored.extractor(3)

@@ -1,0 +1,70 @@
+import json
+import math
+import os
+
+import pytest
+import torch
+
+from immunis import InputError, OutputError, Record
+from immunis.records import make_folder, write_text
+
+
+def sample(**figures):
+    return Record(kind="measure", name="x", figures=figures, seed=1)
+
+
+def test_round_trip_keeps_special_floats(tmp_path):
+    record = sample(a=math.inf, b=[-math.inf, 1.5], c={"d": None}, e=torch.tensor([1.0, 2.0]))
+    loaded = Record.load(record.save(tmp_path / "r.json"))
+    assert loaded.figures == {"a": math.inf, "b": [-math.inf, 1.5], "c": {"d": None}, "e": [1, 2]}
+    assert loaded.versions == record.versions
+    assert loaded.to_json() == record.to_json()
+    assert math.isnan(Record.load(sample(n=math.nan).save(tmp_path / "n.json")).figures["n"])
+
+
+def test_the_file_is_plain_json_with_provenance(tmp_path):
+    values = json.loads(sample(a=math.inf).save(tmp_path / "r.json").read_text())
+    assert values["figures"] == {"a": "Infinity"}
+    assert {"schema", "seed", "versions", "commit", "created", "seconds", "settings"} <= set(values)
+    assert (
+        values["versions"]["torch"] == torch.__version__.split("+")[0]
+        or "torch" in values["versions"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not an immunis record"),
+        ('{"kind": "x"}', "lacks"),
+        ('{"kind": "x", "name": "y", "figures": {}, "schema": 99}', "Upgrade immunis"),
+        ('{"kind": "x", "name": "y", "figures": {}, "schema": "1"}', "schema"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, text, says):
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says):
+        Record.load(path)
+
+
+def test_a_missing_record_is_said(tmp_path):
+    with pytest.raises(OutputError, match="cannot read record"):
+        Record.load(tmp_path / "none.json")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_scraps(tmp_path, monkeypatch):
+    path = write_text(tmp_path / "r.json", "old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
+    with pytest.raises(OutputError, match="No space"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["r.json"]
+
+
+def test_an_output_path_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for bad in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        with pytest.raises(OutputError, match="cannot write to output folder"):
+            make_folder(bad)
