@@ -4,9 +4,10 @@ import re
 import pytest
 
 from immunis import InputError, Record, Task, immunize, measure
-from immunis.card import number, render, write_card
+from immunis.card import render, write_card
 from immunis.demo import demo
-from immunis.figures import norm_ratios, spectra
+from immunis.figures import norm_ratios, overview, spectra
+from immunis.tables import number
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +27,11 @@ def test_the_demo_card_holds_the_records_figures(demo_record, tmp_path):
 
 
 def test_figures_are_png_and_the_same_each_time(demo_record):
-    for draw in (spectra, norm_ratios):
+    for draw in (overview, spectra, norm_ratios):
         image = draw(demo_record)
         assert image[:8] == b"\x89PNG\r\n\x1a\n"
         assert draw(demo_record) == image
+        assert demo_record.digest().encode() in image
 
 
 def test_figures_and_card_can_be_made_from_the_file_alone(demo_record, tmp_path):

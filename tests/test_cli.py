@@ -121,6 +121,7 @@ def test_demo_writes_everything_and_its_table_is_the_record(run, tmp_path):
     assert sorted(p.name for p in out.iterdir()) == [
         "card.html",
         "norm_ratios.png",
+        "overview.png",
         "record.json",
         "spectra.png",
     ]

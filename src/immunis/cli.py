@@ -14,15 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import rich.table
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from immunis._version import __version__
 from immunis.errors import ImmunisError
+from immunis.tables import Table
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -77,15 +78,20 @@ def _bar(title: str, quiet: bool) -> Iterator[Callable[[str, float], None]]:
         yield lambda what, share: progress.update(job, description=escape(what), completed=share)
 
 
-def _table(title: str, columns: list[str], rows: list[list[str]], text: bool = False) -> None:
+def _print(table: Table, text: bool = False) -> None:
     """Print a table of figures; with ``text``, cells are left-aligned and wrap instead."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1) if text else 0)
-    for index, column in enumerate(columns):
+    grid = rich.table.Table(
+        title=escape(table.title),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1) if text else 0,
+    )
+    for index, column in enumerate(table.columns):
         left = text or index == 0
-        table.add_column(column, justify="left" if left else "right", no_wrap=not text)
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    out.print(table)
+        grid.add_column(column, justify="left" if left else "right", no_wrap=not text)
+    for row in table.rows:
+        grid.add_row(*(escape(cell) for cell in row))
+    out.print(grid)
 
 
 def _where(*paths: Path) -> None:
@@ -96,10 +102,10 @@ def _where(*paths: Path) -> None:
 @app.command()
 def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json = False) -> None:
     """Measure a task pair: both spectra, and the ceiling RIR* no linear defence can pass."""
-    from immunis.card import number
     from immunis.measure import measure as run
     from immunis.recipes import load_recipe
     from immunis.records import make_folder
+    from immunis.tables import measure_table, number
 
     chosen = load_recipe(recipe)
     folder = make_folder(output or f"immunis-runs/{chosen.name}-measure")
@@ -110,22 +116,7 @@ def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json
     if json:
         typer.echo(measured.record.to_json())
         return
-    spectra = {"primary": measured.primary, "harmful": measured.harmful}
-    _table(
-        f"{chosen.name}: {measured.record.name}",
-        ["task", "κ", "±", "rank", "of", "samples"],
-        [
-            [
-                f"{role}: {task.name}",
-                number(s.condition_number),
-                f"{s.relative_error:.0e}",
-                str(s.rank),
-                str(s.dimension),
-                number(s.samples),
-            ]
-            for (role, s), task in zip(spectra.items(), measured.tasks, strict=True)
-        ],
-    )
+    _print(measure_table(measured.record))
     out.print(
         f"ceiling RIR* = {number(measured.ceiling)}, with a ridge of 1e-3: "
         f"{number(measured.ridge_ceiling)}; free directions: {measured.free_directions}; "
@@ -140,11 +131,12 @@ def immunize(recipe: Recipe, data: Data = None, output: Output = None, json: Jso
     """Immunize a linear extractor as a recipe says; write weights, record and card."""
     from safetensors.torch import save
 
-    from immunis.card import number, write_card
+    from immunis.card import write_card
     from immunis.errors import SettingsError
     from immunis.immunize import immunize as run
     from immunis.recipes import load_recipe
     from immunis.records import make_folder, write_bytes
+    from immunis.tables import immunize_table, number
 
     chosen = load_recipe(recipe)
     settings = dict(chosen.method)
@@ -172,29 +164,8 @@ def immunize(recipe: Recipe, data: Data = None, output: Output = None, json: Jso
     if json:
         typer.echo(result.record.to_json())
         return
+    _print(immunize_table(result.record))
     f = result.record.figures
-    _table(
-        result.record.name,
-        ["", "before", "after", "factor"],
-        [
-            *(
-                [
-                    f"κ, {role}",
-                    number(f["spectra"][role]["before"]["condition_number"]),
-                    number(f["spectra"][role]["after"]["condition_number"]),
-                    number(f["rir"][role]),
-                ]
-                for role in ("primary", "harmful")
-            ),
-            ["ρ, harmful labels", number(f["rho"]["before"]), number(f["rho"]["after"]), ""],
-            [
-                f"primary score ({f['primary_score']['split']})",
-                number(f["primary_score"]["before"]),
-                number(f["primary_score"]["after"]),
-                "",
-            ],
-        ],
-    )
     out.print(f"RIR = {number(f['rir']['value'])} of at most {number(f['ceiling'])}")
     _where(*paths)
 
@@ -203,50 +174,30 @@ def immunize(recipe: Recipe, data: Data = None, output: Output = None, json: Jso
 def demo(output: Output = None, seed: int = 0, json: Json = False) -> None:
     """Run every method on the bundled digits and show what an attacker still reads."""
     from immunis import figures
-    from immunis.card import number, write_card
-    from immunis.demo import STEPS
+    from immunis.card import write_card
     from immunis.demo import demo as run
     from immunis.records import make_folder, write_bytes
+    from immunis.tables import demo_table
 
     folder = make_folder(output or "immunis-runs/demo")
     with _bar("demo", json) as bar:
         record = run(seed, bar)
         paths = [
             record.save(folder / "record.json"),
-            write_bytes(folder / "spectra.png", figures.spectra(record)),
-            write_bytes(folder / "norm_ratios.png", figures.norm_ratios(record)),
+            *(
+                write_bytes(folder / f"{name}.png", getattr(figures, name)(record))
+                for name in ("overview", "spectra", "norm_ratios")
+            ),
             write_card(record, folder / "card.html"),
         ]
     if json:
         typer.echo(record.to_json())
         return
-    _table(
-        record.name,
-        ["method", "κ_P", "κ_H", "RIR", "RIR*", "prim."]
-        + [f"@{step}" for step in STEPS]
-        + ["ridge", "s"],
-        [
-            [
-                name,
-                number(row["spectra"]["primary"]["condition_number"]),
-                number(row["spectra"]["harmful"]["condition_number"]),
-                number(row["rir"]["value"]),
-                number(record.figures["ceiling"]),
-                f"{100 * row['primary_accuracy']:.1f}",
-                *(
-                    f"{100 * row['harmful_accuracy']['gradient_descent'][str(step)]:.1f}"
-                    for step in STEPS
-                ),
-                f"{100 * row['harmful_accuracy']['ridge']:.1f}",
-                f"{row['seconds']:.1f}",
-            ]
-            for name, row in record.figures["methods"].items()
-        ],
-    )
+    _print(demo_table(record))
     out.print(
         "RIR: factor on the harmful over factor on the primary condition number, at most RIR*. "
         "prim.: primary test accuracy (%). @n, ridge: harmful test accuracy (%) of an attacker who "
-        "trains a probe on samples of his own, by n descent steps or in closed form.",
+        "trains a probe on samples of their own, by n descent steps or in closed form.",
         highlight=False,
     )
     _where(*paths)
@@ -271,16 +222,16 @@ def list_(
         for method in METHODS.values():
             defaults = (f"{f.name}={f.default}" for f in dataclasses.fields(method.settings))
             rows.append([method.name, method.summary, ", ".join(defaults)])
-        _table("methods", ["name", "what it does", "settings and defaults"], rows, text=True)
+        _print(Table("methods", ["name", "what it does", "settings and defaults"], rows), text=True)
     if what in ("", "recipes"):
         first = [
             [name, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")]
             for name, path in bundled().items()
         ]
-        _table("recipes", ["name", "what it is"], first, text=True)
+        _print(Table("recipes", ["name", "what it is"], first), text=True)
     if what in ("", "sources"):
         docs = [[name, (f.__doc__ or "").splitlines()[0]] for name, f in SOURCES.items()]
-        _table("data sources", ["name", "what it is"], docs, text=True)
+        _print(Table("data sources", ["name", "what it is"], docs), text=True)
 
 
 def _show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:

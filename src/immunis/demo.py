@@ -27,6 +27,7 @@ from immunis.metrics import (
 from immunis.records import Record
 
 STEPS = (10, 100, 1000)
+CURVE = tuple(sorted({0, *(round(10 ** (i / 12)) for i in range(37))}))  # 0, 1, 2, ... 1000
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "R_ill only": ("r_ill", {}),
     "IMMA": ("imma", {}),
@@ -64,8 +65,9 @@ def figures(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
         "rir": {"harmful": ratio.harmful, "primary": ratio.primary, "value": ratio.value},
         "spectra": {name: spectrum_figures(pair[1]) for name, pair in ratio.spectra.items()},
         "norm_ratio": {
-            "primary": norm_ratio_curve(gram(tasks.primary, extract)),
-            "harmful": norm_ratio_curve(gram(tasks.attacker, extract)),
+            "steps": CURVE,
+            "primary": norm_ratio_curve(gram(tasks.primary, extract), CURVE[-1])[list(CURVE)],
+            "harmful": norm_ratio_curve(gram(tasks.attacker, extract), CURVE[-1])[list(CURVE)],
         },
         "harmful_accuracy": probe(model, tasks),
     }

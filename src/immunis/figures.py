@@ -11,9 +11,11 @@ from immunis.records import Record
 COLOURS = ("#555555", "#9467bd", "#8c564b", "#e377c2", "#1f77b4", "#17becf", "#2ca02c", "#ff7f0e")
 
 
-def _png(figure: Any) -> bytes:
+def _png(figure: Any, record: Record) -> bytes:
+    """Render, naming the record's hash inside the file so that the two can be matched."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+    metadata = {"Software": None, "Source": record.digest()}
+    figure.savefig(buffer, format="png", dpi=110, metadata=metadata)
     return buffer.getvalue()
 
 
@@ -53,7 +55,7 @@ def spectra(record: Record) -> bytes:
             axis.set_xlabel("index")
     axes[0].set_ylabel("eigenvalue / largest")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    return _png(figure)
+    return _png(figure, record)
 
 
 def norm_ratios(record: Record) -> bytes:
@@ -62,8 +64,37 @@ def norm_ratios(record: Record) -> bytes:
     figure, axes = _axes(("primary task: norm ratio", "harmful task: norm ratio"))
     for name, style in _styles(methods).items():
         for axis, task in zip(axes, ("primary", "harmful"), strict=True):
-            axis.plot(list(methods[name]["norm_ratio"][task]), **style)
+            curve = methods[name]["norm_ratio"]
+            axis.plot(list(curve["steps"]), list(curve[task]), **style)
             axis.set_xlabel("probing step")
+            axis.set_xscale("symlog", linthresh=1)
+            axis.set_ylim(1e-3, 1.5)
     axes[0].set_ylabel("‖w_t − w*‖² / ‖w_0 − w*‖²")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    return _png(figure)
+    return _png(figure, record)
+
+
+def overview(record: Record) -> bytes:
+    """RIR of every method beside what an attacker still reads of the harmful task (PNG)."""
+    from matplotlib.figure import Figure
+
+    methods = record.figures["methods"]
+    names = list(methods)[::-1]
+    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    left.barh(names, [methods[n]["rir"]["value"] for n in names], color="#1f77b4")
+    left.set_xscale("log")
+    left.axvline(record.figures["ceiling"], color="#d62728", linestyle="--", linewidth=1.2)
+    left.set_xlabel("relative immunization ratio (dashed: its ceiling RIR*)")
+    attacks = [(f"{t} descent steps", str(t)) for t in record.settings["steps"]] + [("ridge", "")]
+    for (label, key), colour, shift in zip(
+        attacks, ("#fdd0a2", "#fd8d3c", "#a63603", "#222222"), (0.3, 0.1, -0.1, -0.3), strict=True
+    ):
+        reads = [methods[n]["harmful_accuracy"] for n in names]
+        values = [100 * (r["gradient_descent"][key] if key else r["ridge"]) for r in reads]
+        places = [i + shift for i in range(len(names))]
+        right.barh(places, values, height=0.2, color=colour, label=label)
+    right.set_xlabel("harmful test accuracy an attacker reaches (%)")
+    right.set_xlim(0, 100)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    return _png(figure, record)

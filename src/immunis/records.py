@@ -8,6 +8,7 @@ them) and come back as floats.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -51,6 +52,10 @@ class Record:
     def to_json(self) -> str:
         """Return the record as indented JSON."""
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+
+    def digest(self) -> str:
+        """SHA-256 of the record's JSON."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def save(self, path: str | Path) -> Path:
         """Write the record, whole or not at all."""

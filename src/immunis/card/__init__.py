@@ -5,37 +5,15 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
 from immunis import figures
 from immunis.errors import InputError
 from immunis.records import Record, write_text
+from immunis.tables import demo_table, number, percent
 
 TEMPLATES = Path(__file__).parent
-
-
-def number(value: Any) -> str:
-    """Format a figure for people: three significant digits, ∞ for infinity, – for nothing.
-
-    >>> number(39468.6), number(0.0281), number(12), number(float("inf"))
-    ('3.9e4', '0.0281', '12', '∞')
-    """
-    if value is None:
-        return "–"
-    if isinstance(value, bool | str):
-        return str(value)
-    if value in (float("inf"), float("-inf")):
-        return "∞" if value > 0 else "−∞"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if value != value:
-        return "undefined"
-    if value == 0 or 1e-3 <= abs(value) < 9999.5:
-        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
-    digits, exponent = f"{value:.1e}".split("e")
-    return f"{digits}e{int(exponent)}"
 
 
 def render(record: Record) -> str:
@@ -55,13 +33,16 @@ def render(record: Record) -> str:
         lstrip_blocks=True,
     )
     environment.filters["number"] = number
-    environment.filters["percent"] = lambda share: f"{100 * share:.1f}"
-    pictures = {}
+    environment.filters["percent"] = percent
+    pictures, table = {}, None
     if record.kind == "demo":
-        for name, draw in (("spectra", figures.spectra), ("norm_ratios", figures.norm_ratios)):
-            pictures[name] = base64.b64encode(draw(record)).decode()
+        table = demo_table(record)
+        for draw in (figures.overview, figures.spectra, figures.norm_ratios):
+            pictures[draw.__name__] = base64.b64encode(draw(record)).decode()
     data = json.dumps(record.to_dict(), ensure_ascii=False).replace("<", "\\u003c")
-    return environment.get_template(template).render(record=record, pictures=pictures, data=data)
+    return environment.get_template(template).render(
+        record=record, pictures=pictures, data=data, table=table
+    )
 
 
 def write_card(record: Record, path: str | Path) -> Path:

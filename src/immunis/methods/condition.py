@@ -6,10 +6,9 @@ preconditioned gradient is ``K⁻¹∇_θR = 2θ·∇_H R``, also for singular K
 * full batch (``batch_size=None``): exact Hessians from the tasks' moments, ℓ2 loss;
 * mini-batch: Hessians of each batch, cross-entropy or squared loss, as the paper ran it;
 * ``certified``: steps of certified size, each of which surely moves its κ the right way.
-  First R_well: after k−1 steps κ_P = 1, which is RIR*. Then R_ill for as long as RIR gains
-  (as it may where there are free directions) and κ_P stays below where it started. The
-  supervised term is left out: for an
-  invertible θ the primary optimum is the same whatever θ is;
+  R_well runs to κ_P = 1 in k−1 steps, which is RIR*; then one R_ill step and R_well again,
+  for as long as RIR gains, as it does where there are free directions. The supervised term
+  is left out: for an invertible θ the primary optimum is the same whatever θ is;
 * ``search``: the paper's grid over λ multiples {1,2,3,5} and step sizes, best RIR wins.
 """
 
@@ -43,6 +42,7 @@ from immunis.spectrum import eigh
 
 MULTIPLES = (1, 2, 3, 5)
 STEP_SIZES = (0.0005, 0.001, 0.005, 0.01)
+MOST_ILL = 1e10
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Settings(Descent):
     """Algorithm 1's settings.
 
     Attributes:
-        steps: epochs; one step each in the full-batch variants.
+        steps: epochs; one step each if full-batch, at most one R_ill step each if certified.
         step: η.
         optimizer: ``"gd"`` as in Algorithm 1, or ``"adam"`` as in the paper's MNIST runs.
         lambda_primary: λ_P; left out, it balances the gradient norms at the start.
@@ -59,7 +59,7 @@ class Settings(Descent):
         multiple_harmful: factor on a balanced λ_H.
         batch_size: rows per mini-batch; None for full-batch Hessians.
         certified: take certified steps instead of η.
-        fraction: how far each certified R_ill step goes towards losing a rank.
+        fraction: how far each certified R_ill step goes towards sending σ_k to zero.
         search: try every multiple and step size of the paper, keep the best RIR.
         paper_scale: sum Hessians over raw inputs, as the paper's λ values assume, instead
             of averaging over inputs of unit mean square.
@@ -72,7 +72,7 @@ class Settings(Descent):
     multiple_harmful: float = 1.0
     batch_size: int | None = None
     certified: bool = False
-    fraction: float = 0.1
+    fraction: float = 0.5
     search: bool = False
     paper_scale: bool = False
 
@@ -104,25 +104,31 @@ def regularizer_directions(
 
 
 def _certified(problem: LinearProblem, settings: Settings) -> Solution:
-    best, dimension = Best(problem), len(problem.theta)
-    values, vectors = eigh(linear_hessian(problem.theta, problem.k_primary))
-    rank = problem.rank_primary
-    scaling = torch.ones(dimension, dtype=torch.float64)
-    scaling[:rank] = certified_well_factors(values[:rank], dimension, settings.steps)
-    theta = problem.theta @ (vectors * scaling) @ vectors.T
-    best.offer(theta, min(rank - 1, settings.steps))
-    allowed = problem.log_kappas(problem.theta)[0]
-    eye = torch.eye(dimension, dtype=torch.float64)
-    for step in range(rank, settings.steps + 1):
+    best, eye = Best(problem), torch.eye(len(problem.theta), dtype=torch.float64)
+    theta = _whitened(problem, problem.theta)
+    best.offer(theta, 0)
+    for step in range(1, settings.steps + 1):
         hessian = linear_hessian(theta, problem.k_harmful)
         kept = eigh(hessian)[0][: problem.rank_harmful]
         eta = certified_ill_step(kept, settings.fraction)
         theta = theta @ (eye - 2 * eta * r_ill_gradient(hessian, problem.rank_harmful))
+        theta = _whitened(problem, theta)
         problem.report(step / settings.steps)
-        if problem.log_kappas(theta)[0] > allowed or not problem.score(theta) > best.score:
-            break  # the primary task would become harder than it was, or RIR gains no more
+        _, log_kappa = problem.log_kappas(theta)
+        gain = problem.score(theta) - best.score
+        if gain < 1e-6 or log_kappa > math.log(MOST_ILL):
+            break  # the ceiling is reached, or the next κ_H could not be told from rounding
         best.offer(theta, step)
     return best.solution()
+
+
+def _whitened(problem: LinearProblem, theta: Tensor) -> Tensor:
+    """θ after certified R_well steps down to κ_P = 1; H_P keeps its eigenvectors on the way."""
+    values, vectors = eigh(linear_hessian(theta, problem.k_primary))
+    rank = problem.rank_primary
+    scaling = torch.ones_like(values)
+    scaling[:rank] = certified_well_factors(values[:rank], len(theta), rank - 1)
+    return theta @ (vectors * scaling) @ vectors.T
 
 
 class Terms(NamedTuple):

@@ -1,0 +1,45 @@
+"""Rewrite the tables and figures in the docs from the records in ``results/``.
+
+A table stands between ``<!-- table: RECORD -->`` and ``<!-- end -->``; a figure is
+``docs/images/RECORD-FIGURE.png``. ``tests/test_docs.py`` fails where either differs from its
+record. Run: ``python docs/build.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from immunis import figures
+from immunis.records import Record, write_bytes, write_text
+from immunis.tables import bench_table, demo_table
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TABLES = {"demo": demo_table, "bench-core": bench_table}
+FIGURES = {"demo": ("overview",)}
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def record(name: str) -> Record:
+    """Load a committed record."""
+    return Record.load(ROOT / "results" / f"{name}.json")
+
+
+def page(text: str) -> str:
+    """Return a page with every marked table made anew."""
+    return BLOCK.sub(lambda m: m[1] + TABLES[m[2]](record(m[2])).markdown() + "\n" + m[3], text)
+
+
+def main() -> None:
+    """Rewrite every page and figure."""
+    for path in PAGES:
+        write_text(path, page(path.read_text(encoding="utf-8")))
+    for name, wanted in FIGURES.items():
+        for figure in wanted:
+            image = getattr(figures, figure)(record(name))
+            write_bytes(ROOT / "docs" / "images" / f"{name}-{figure}.png", image)
+
+
+if __name__ == "__main__":
+    main()

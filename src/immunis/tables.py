@@ -1,0 +1,118 @@
+"""Tables, built from records alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from immunis.records import Record
+
+
+class Table(NamedTuple):
+    """A title, column heads and rows of text."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        """Return the table as Markdown, figures right-aligned."""
+        rule = ["---"] + ["---:"] * (len(self.columns) - 1)
+        lines = [self.columns, rule, *self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def number(value: Any) -> str:
+    """Format a figure for people: three significant digits, ∞ for infinity, – for nothing.
+
+    >>> number(39468.6), number(0.0281), number(12), number(float("inf"))
+    ('3.9e4', '0.0281', '12', '∞')
+    """
+    if value is None:
+        return "–"
+    if isinstance(value, bool | str):
+        return str(value)
+    if value in (float("inf"), float("-inf")):
+        return "∞" if value > 0 else "−∞"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if value != value:
+        return "undefined"
+    if value == 0 or 1e-3 <= abs(value) < 9999.5:
+        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def percent(share: float) -> str:
+    """Format a share as a percentage with one decimal."""
+    return f"{100 * share:.1f}"
+
+
+def measure_table(record: Record) -> Table:
+    """One row for each of the two spectra of a ``measure`` record."""
+    return Table(
+        record.name,
+        ["task", "κ", "±", "rank", "of", "samples"],
+        [
+            [
+                role,
+                number(s["condition_number"]),
+                f"{s['relative_error']:.0e}",
+                number(s["rank"]),
+                number(s["dimension"]),
+                number(s["samples"]),
+            ]
+            for role, s in ((role, record.figures[role]) for role in ("primary", "harmful"))
+        ],
+    )
+
+
+def immunize_table(record: Record) -> Table:
+    """What an ``immunize`` record says of before and after."""
+    f = record.figures
+    rows = []
+    for role in ("primary", "harmful"):
+        before, after = (f["spectra"][role][k]["condition_number"] for k in ("before", "after"))
+        rows.append([f"κ, {role}", number(before), number(after), number(f["rir"][role])])
+    for label, pair in (
+        ("ρ, harmful labels", f["rho"]),
+        (f"primary score ({f['primary_score']['split']})", f["primary_score"]),
+    ):
+        rows.append([label, number(pair["before"]), number(pair["after"]), ""])
+    return Table(record.name, ["", "before", "after", "factor"], rows)
+
+
+def demo_table(record: Record) -> Table:
+    """One row a method: condition numbers, RIR, and what two attackers read."""
+    steps = record.settings["steps"]
+    columns = ["method", "κ_P", "κ_H", "RIR", "RIR*", "prim."]
+    return Table(
+        record.name,
+        [*columns, *(f"@{step}" for step in steps), "ridge", "s"],
+        [
+            [
+                name,
+                number(row["spectra"]["primary"]["condition_number"]),
+                number(row["spectra"]["harmful"]["condition_number"]),
+                number(row["rir"]["value"]),
+                number(record.figures["ceiling"]),
+                percent(row["primary_accuracy"]),
+                *(percent(row["harmful_accuracy"]["gradient_descent"][str(t)]) for t in steps),
+                percent(row["harmful_accuracy"]["ridge"]),
+                f"{row['seconds']:.1f}",
+            ]
+            for name, row in record.figures["methods"].items()
+        ],
+    )
+
+
+def bench_table(record: Record) -> Table:
+    """One row a benchmark: how many times as fast as its baseline, and the target."""
+    return Table(
+        record.name,
+        ["what", "times as fast", "target"],
+        [
+            [row["what"], number(row["ratio"]), number(row["target"])]
+            for row in record.figures["ratios"].values()
+        ],
+    )

@@ -1,0 +1,44 @@
+"""What the docs show is what the records hold."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
+build = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(build)
+
+
+@pytest.mark.parametrize("path", build.PAGES, ids=lambda p: p.name)
+def test_tables_equal_their_records(path):
+    text = path.read_text(encoding="utf-8")
+    assert build.page(text) == text, "run: python docs/build.py"
+    assert text.count("<!-- table:") == len(build.BLOCK.findall(text))
+
+
+@pytest.mark.parametrize("name", build.FIGURES)
+def test_figures_equal_their_records(name):
+    for figure in build.FIGURES[name]:
+        image = (ROOT / "docs" / "images" / f"{name}-{figure}.png").read_bytes()
+        assert build.record(name).digest().encode() in image, "run: python docs/build.py"
+
+
+@pytest.mark.parametrize("path", build.PAGES, ids=lambda p: p.name)
+def test_links_between_files_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target
+
+
+def test_the_architecture_names_every_room():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {p.name for p in (ROOT / "src" / "immunis").glob("*.py")} - {
+        "__init__.py",
+        "_version.py",
+    }
+    rooms |= {f"{p.name}/" for p in (ROOT / "src" / "immunis").iterdir() if p.is_dir()}
+    rooms.discard("__pycache__/")
+    assert not {room for room in rooms if room not in text}
