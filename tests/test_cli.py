@@ -5,6 +5,7 @@ import sys
 import warnings
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -50,7 +51,8 @@ def test_version_and_list(run, tmp_path):
     listed = run("list").stdout
     for word in ("frontier", "erase", "digits", "npz", "lambda_primary"):
         assert word in listed
-    assert "frontier" not in run("list", "recipes").stdout
+    assert "lambda_primary" not in run("list", "recipes").stdout
+    assert json.loads(run("list", "--json").stdout)["methods"][0]["name"] == "r_ill"
 
 
 def test_measure_prints_a_table_or_json_and_writes_a_record(run, tmp_path):
@@ -72,6 +74,7 @@ def test_immunize_writes_weights_record_and_card(run, tmp_path):
     assert load_file(tmp_path / "out" / "head.safetensors")["weight"].shape == (5, 64)
     record = Record.load(tmp_path / "out" / "record.json")
     assert record.figures["rho"]["after"] < 0.01 < record.figures["rho"]["before"]
+    assert record.settings["recipe"]["data"]["source"] == "digits"
     assert "<html" in (tmp_path / "out" / "card.html").read_text()
     again = json.loads(run("immunize", "digits", "--json", "-o", "two").stdout)
     assert again["figures"] == json.loads(record.to_json())["figures"]
@@ -81,13 +84,15 @@ def test_immunize_writes_weights_record_and_card(run, tmp_path):
     ("arguments", "code", "says"),
     [
         (["measure", "digitss"], 2, "did you mean 'digits'"),
-        (["measure", "none.toml"], 1, "cannot read recipe"),
+        (["measure", "none.toml"], 2, "cannot read recipe"),
         (["immunize", "broken.toml"], 2, "not valid TOML"),
         (["immunize", "nomethod.toml"], 2, "has no [method]"),
         (["immunize", "badkey.toml"], 2, "did you mean 'strength'"),
         (["measure", "digits", "-o", "file"], 1, "cannot write to output folder"),
         (["measure", "house-prices", "--data", "nowhere"], 2, "data file not found"),
         (["list", "method"], 2, "did you mean 'methods'"),
+        (["demo", "--seed", "-1"], 2, "--seed"),
+        (["immunize", "late.toml"], 2, "label 5 is not among"),
         (["frobnicate"], 2, "No such command"),
     ],
 )
@@ -100,18 +105,46 @@ def test_mistakes_end_in_one_clear_error_and_leave_nothing_behind(
         "[data]\nsource = 'digits'\n[method]\nname = 'erase'\nstrenght = 0.1\n"
     )
     (tmp_path / "file").write_text("x")
-    before = sorted(p.name for p in tmp_path.rglob("*") if p.is_file())
+    np.savez(tmp_path / "p.npz", x_train=np.eye(4), y_train=[0, 1, 0, 1])
+    np.savez(
+        tmp_path / "h.npz",
+        x_train=np.eye(4) * [1, 2, 3, 4] + np.ones(4),
+        y_train=[0, 0, 1, 1],
+    )
+    np.savez(
+        tmp_path / "unseen.npz",
+        x_train=np.eye(4),
+        y_train=[0, 1, 0, 1],
+        x_test=np.eye(4),
+        y_test=[0, 1, 0, 5],
+    )
+    (tmp_path / "late.toml").write_text(
+        "[data]\nsource = 'npz'\nprimary = 'unseen.npz'\nharmful = 'h.npz'\n"
+        "[method]\nname = 'frontier'\n"
+    )
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
     done = run(*arguments)
     assert done.returncode == code, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
-    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == before
+    assert sorted(str(p) for p in tmp_path.rglob("*")) == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder_is_said(run, tmp_path):
     (tmp_path / "closed").mkdir(mode=0o500)
     assert "cannot write" in run("measure", "digits", "-o", "closed/x").stderr
+
+
+def test_an_interrupted_run_says_so_and_writes_nothing(run, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("immunis.recipes.Recipe.tasks", interrupted)
+    done = run("measure", "digits")
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_demo_writes_everything_and_its_table_is_the_record(run, tmp_path):

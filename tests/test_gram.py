@@ -92,6 +92,12 @@ def test_values_whose_squares_leave_float64_are_refused(value):
         gram(Task((x, np.arange(4) % 2)))
 
 
+@pytest.mark.parametrize("value", [1e200, 1e-200])
+def test_targets_whose_squares_leave_float64_are_refused(value):
+    with pytest.raises(InputError, match="rescale the targets"):
+        gram(Task((torch.randn(4, 2), torch.arange(4, dtype=torch.float64) * value)))
+
+
 def test_images_must_be_flattened_first():
     with pytest.raises(InputError, match="Flatten images"):
         gram(Task((torch.randn(4, 3, 8, 8), torch.arange(4) % 2)))
@@ -101,4 +107,5 @@ def test_loader_and_tensor_agree():
     x, y = torch.randn(100, 3), torch.arange(100) % 4
     loader = DataLoader(TensorDataset(x, y), batch_size=9)
     torch.testing.assert_close(gram(Task(loader)).matrix(), gram(Task((x, y))).matrix())
-    torch.testing.assert_close(gram(x).matrix(), gram(Task((x, y))).matrix())
+    for source in (x, x.numpy(), loader, TensorDataset(x, y)):
+        torch.testing.assert_close(gram(source).matrix(), gram(Task((x, y))).matrix())

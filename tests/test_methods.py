@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pickle
 import warnings
 
 import pytest
@@ -81,7 +82,7 @@ class TestContract:
             assert variant == "erase fully"
 
     def test_a_given_head_is_compensated(self, variant, pair):
-        head = nn.Linear(5, 4, dtype=F)
+        head = nn.Linear(5, 3, dtype=F)
         result = self.run(variant, EYE, pair, head=head)
         x = pair[0].train.tensors()[0].to(F)
         if result.exact:
@@ -176,8 +177,13 @@ def test_bad_pairs_are_refused(pair):
     one_class = Task((torch.randn(20, 5), torch.zeros(20, dtype=torch.long)), name="single")
     with pytest.raises(InputError, match="at least two classes"):
         immunize(EYE, primary, one_class, "erase")
-    with pytest.raises(InputError, match="reads 5 features"):
-        immunize(EYE, primary, harmful, head=nn.Linear(4, 2))
+    for bad in (nn.Linear(4, 3), nn.Linear(5, 7), "head"):
+        with pytest.raises(InputError, match="reads 5 features and gives 3 outputs"):
+            immunize(EYE, primary, harmful, head=bad)
+    empty = nn.Linear(5, 3)
+    empty.weight.data.fill_(float("nan"))
+    with pytest.raises(InputError, match="NaN"):
+        immunize(EYE, primary, harmful, head=empty)
 
 
 @pytest.mark.parametrize(
@@ -195,10 +201,12 @@ def test_bad_pairs_are_refused(pair):
         ("condition", {"lambda_harmful": -1.0}, "lambda_harmful"),
         ("condition", {"steps": 0}, "steps"),
         ("condition", {"step": 0.0}, "step"),
-        ("condition", {"step": "fast"}, "step='fast' is a str"),
-        ("condition", {"steps": 2.5}, "steps=2.5 is a float"),
-        ("condition", {"certified": 1}, "certified=1 is a int"),
+        ("condition", {"step": "fast"}, "step='fast' is of type str"),
+        ("condition", {"steps": 2.5}, "steps=2.5 is of type float"),
+        ("condition", {"certified": 1}, "certified=1 is of type int"),
         ("condition", {"batch_size": "8"}, "batch_size='8'"),
+        ("condition", {"batch_size": 2.5}, "batch_size=2.5"),
+        ("frontier", {"ridge": -1.0}, "ridge"),
         ("condition", {"optimizer": "adamm"}, "did you mean 'adam'"),
         ("condition", {"batch_size": 1}, "batch_size"),
         ("condition", {"fraction": 1.0}, "fraction"),
@@ -221,6 +229,58 @@ def test_settings_are_frozen():
     for method in METHODS.values():
         with pytest.raises(dataclasses.FrozenInstanceError):
             method.settings().steps = 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("bias", [False, True])
+def test_layer_and_head_work_together_as_plain_modules(dtype, bias, pair):
+    layer = nn.Linear(5, 5, bias=bias).to(dtype)
+    result = immunize(layer, *pair, "frontier")
+    x = pair[0].test.tensors()[0].to(dtype)
+    before = immunize(layer, *pair, "erase", strength=1.0)
+    assert result.model.weight.dtype == result.head.weight.dtype == dtype
+    old, new = (r.head(r.model(x)).double() for r in (before, result))
+    if dtype != torch.bfloat16:
+        torch.testing.assert_close(new, old, rtol=1e-3, atol=1e-3)
+    assert immunize(torch.eye(5, dtype=dtype), *pair, "erase").model.weight.dtype == dtype
+
+
+def test_before_and_after_in_a_record_are_of_the_given_extractor(pair):
+    theta = torch.randn(5, 5, dtype=F)
+    figures = immunize(theta, *pair, "erase", strength=1.0).record.figures
+    assert figures["rir"] == pytest.approx({"harmful": 1, "primary": 1, "value": 1})
+    assert figures["rir_against_inputs"]["value"] != pytest.approx(1)
+
+
+def test_a_bias_is_in_the_ceiling_too(pair):
+    x, y = pair[0].train.tensors()
+    primary = Task((x + 50, y), name="p")
+    x, y = pair[1].train.tensors()
+    harmful = Task((x + 50, y), name="h")
+    layer = nn.Linear(5, 5, dtype=F)
+    layer.weight.data.copy_(EYE)
+    layer.bias.data.fill_(-50)
+    figures = immunize(layer, primary, harmful, "frontier").record.figures
+    assert figures["rir"]["value"] <= figures["ceiling"] * (1 + 1e-6)
+    assert figures["ceiling_against_inputs"] is None
+
+
+def test_a_record_stays_true_whatever_becomes_of_the_layers(pair):
+    layer = nn.Linear(5, 5)
+    result, same = (immunize(layer, *pair, "frontier") for _ in range(2))
+    expected = same.record.figures
+    layer.weight.data.zero_()
+    result.model.weight.data.zero_()
+    result.head.weight.data.zero_()
+    restored = pickle.loads(pickle.dumps(result))
+    for found in (result.record.figures, restored.record.figures):
+        assert found["rir"] == expected["rir"]
+        assert found["primary_score"] == expected["primary_score"]
+
+
+def test_a_single_class_has_no_score(pair):
+    one = Task((torch.randn(30, 5), torch.zeros(30, dtype=torch.long)), name="one")
+    assert immunize(EYE, one, pair[1], "frontier").record.figures["primary_score"]["after"] is None
 
 
 # What is special about each method.

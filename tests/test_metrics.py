@@ -13,9 +13,10 @@ from immunis import (
     norm_ratio_curve,
     relative_immunization_ratio,
 )
-from immunis.attacks.gradient_descent import line_search
+from immunis.attacks.gd_line_search import line_search
 from immunis.attacks.ridge import ridge_probe
 from immunis.gram import gram_of
+from immunis.measure import degenerate_columns
 from immunis.metrics import as_extractor, score
 
 F = torch.float64
@@ -161,6 +162,14 @@ def test_measure_names_the_columns_that_lower_the_rank(pair):
     assert m.ridge_ceiling < float("inf")
 
 
+def test_a_large_common_mean_makes_no_columns_constant_or_equal():
+    x = torch.randn(200, 4, dtype=F) + 1e7
+    assert not any(degenerate_columns(gram_of(x)).values())
+    x[:, 1] = x[:, 0]
+    x[:, 2] = 3.3
+    assert degenerate_columns(gram_of(x)) == {"zero": [], "constant": [2], "duplicate": [1]}
+
+
 def test_measure_of_constant_labels_has_no_rho(pair):
     task = Task((torch.randn(20, 5), torch.zeros(20, dtype=torch.long)), name="constant")
     assert measure(pair[0], task).rho is None
@@ -169,3 +178,12 @@ def test_measure_of_constant_labels_has_no_rho(pair):
 def test_measure_refuses_unlike_tasks(pair):
     with pytest.raises(InputError, match="one extractor must read both"):
         measure(pair[0], Task((torch.randn(20, 4), torch.arange(20) % 2), name="narrow"))
+    with pytest.raises(InputError, match="wrap data as Task"):
+        measure(torch.randn(5, 5), pair[1])
+    for bad in (torch.eye(7), nn.Linear(4, 4)):
+        with pytest.raises(InputError, match="extractor reads"):
+            measure(*pair, model=bad)
+        with pytest.raises(InputError, match="extractor reads"):
+            relative_immunization_ratio(bad, *pair)
+    with pytest.raises(InputError, match="steps=-1"):
+        norm_ratio_curve(gram(pair[0]), -1)

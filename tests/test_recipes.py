@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from immunis import InputError, OutputError, SettingsError
+from immunis import InputError, SettingsError
 from immunis.recipes import bundled, load_recipe
 
 
@@ -35,8 +35,22 @@ def test_every_bundled_recipe_is_valid(name):
         ("[data]\nsource = 'digits'\n[method]\nname = 'erse'", "did you mean 'erase'"),
         ("[data]\nsource = 'digits'\n[method]\nstrength = 1.0", "unknown method ''"),
         ("[data]\nsource = 'digits'\n[method]\nname = 'erase'\nstrength = 2.0", "strength"),
-        ("[data]\nsource = 'digits'\n[model]\ninit = 'zeros'", "initial extractor"),
-        ("[data]\nsource = 'digits'\n[model]\ntheta = 'x'", "key in \\[model\\]"),
+        ("[data]\nsource = 'digits'\n[model]\ninit = 'zeros'", "unknown init"),
+        ("[data]\nsource = 'digits'\n[model]\ntheta = 'x'", "unknown setting of \\[model\\]"),
+        ("[data]\nsource = 'digits'\n[model]\ninit = 'random'\nweights = 'x'", "either"),
+        ("[data]\nsource = ['digits']", "unknown data source"),
+        ("[data]\nsource = 'digits'\nprimary = 3", "primary=3 is of type int"),
+        ("[data]\nsource = 'digits'\nprimary = [[0, 1], [2]]", "primary="),
+        ("[data]\nsource = 'digits'\nseed = -1", "seed=-1"),
+        ("[data]\nsource = 'digits'\nseed = 'x'", "seed='x'"),
+        ("[data]\nsource = 'house-prices'\nrows = 2.5", "rows=2.5"),
+        ("[data]\nsource = 'house-prices'\nfolder = 3", "folder=3"),
+        ("[data]\nsource = 'npz'\nprimary = 3\nharmful = 'x'", "primary=3"),
+        ("[data]\nsource = 'mnist-pair'\nprimary = [3]\nharmful = 4", "primary="),
+        ("seed = 100000000000\n[data]\nsource = 'digits'", "seed="),
+        ("name = '../../escape'\n[data]\nsource = 'digits'", "no leading dot"),
+        ("name = 'a/b'\n[data]\nsource = 'digits'", "letters, digits"),
+        ('name = "x\\u0000y"\n[data]\nsource = "digits"', "letters, digits"),
         ("seed = -1\n[data]\nsource = 'digits'", "seed"),
         ("seed = true\n[data]\nsource = 'digits'", "seed"),
     ],
@@ -49,7 +63,7 @@ def test_bad_recipes_are_refused_before_anything_runs(tmp_path, text, says):
 def test_unknown_and_unreadable_recipes(tmp_path):
     with pytest.raises(SettingsError, match="did you mean 'digits'"):
         load_recipe("digitss")
-    with pytest.raises(OutputError, match="cannot read recipe"):
+    with pytest.raises(InputError, match="cannot read recipe"):
         load_recipe(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="not valid TOML"):
@@ -78,9 +92,14 @@ def test_npz_files_are_read_relative_to_the_recipe_and_split_for_the_attacker(tm
 
 
 def test_bad_npz_files_are_said(tmp_path):
+    arrays(tmp_path, "p.npz", x_test=np.zeros((3, 4)))
+    arrays(tmp_path, "hh.npz")
+    with pytest.raises(InputError, match="both or neither"):
+        load_recipe(write(tmp_path, NPZ)).tasks()
+    (tmp_path / "hh.npz").unlink()
     arrays(tmp_path, "p.npz")
     recipe = load_recipe(write(tmp_path, NPZ))
-    with pytest.raises(OutputError, match="hh.npz"):
+    with pytest.raises(InputError, match="hh.npz"):
         recipe.tasks()
     np.savez(tmp_path / "hh.npz", x=np.zeros(3))
     with pytest.raises(InputError, match="lacks x_train, y_train; it has x"):
@@ -103,7 +122,7 @@ def test_extractors_come_from_init_or_a_file(tmp_path):
     assert torch.equal(random.extractor(3), random.extractor(3))
     assert not torch.equal(random.extractor(3), torch.eye(3).double())
     stored = load_recipe(write(tmp_path, base + "[model]\nweights = 'l.safetensors'\n"))
-    with pytest.raises(OutputError, match="no such file"):
+    with pytest.raises(InputError, match="no such file"):
         stored.extractor(3)
     layer = torch.nn.Linear(3, 3)
     save_file(layer.state_dict(), tmp_path / "l.safetensors")

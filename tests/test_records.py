@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from immunis import InputError, OutputError, Record
-from immunis.records import make_folder, write_text
+from immunis.records import check_folder, make_folder, write_text
 
 
 def sample(**figures):
@@ -50,7 +50,7 @@ def test_other_files_are_refused(tmp_path, text, says):
 
 
 def test_a_missing_record_is_said(tmp_path):
-    with pytest.raises(OutputError, match="cannot read record"):
+    with pytest.raises(InputError, match="cannot read record"):
         Record.load(tmp_path / "none.json")
 
 
@@ -66,5 +66,10 @@ def test_a_failed_write_leaves_the_old_file_and_no_scraps(tmp_path, monkeypatch)
 def test_an_output_path_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     for bad in (tmp_path / "file", tmp_path / "file" / "deeper"):
-        with pytest.raises(OutputError, match="cannot write to output folder"):
-            make_folder(bad)
+        for attempt in (check_folder, make_folder):
+            with pytest.raises(OutputError, match="cannot write to output folder"):
+                attempt(bad)
+    assert check_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(OutputError, match="output folder"):
+        check_folder("a\0b")

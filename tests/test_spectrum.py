@@ -67,6 +67,19 @@ def test_the_cutoff_knows_the_precision_of_the_inputs():
     assert relative_cutoff(4, torch.finfo(torch.bfloat16).eps) == 2.0**-14
 
 
+def test_the_cutoff_knows_the_precision_of_a_bare_matrix():
+    x = torch.randn(500, 10)
+    x[:, 9] = x[:, :9].sum(1)
+    single = x.T @ x
+    s = Spectrum.of(single)
+    assert s.rank == 9
+    honest = Spectrum.of(gram_of(x)).condition_number
+    assert s.condition_number == pytest.approx(honest, rel=1e-3)
+    assert Spectrum.of(single.numpy()).rank == 9
+    with pytest.raises(InputError, match="moments of a Gram"):
+        Spectrum.of(single, center=True)
+
+
 def test_relative_error_bounds_the_true_error():
     values = [1.0, 1e-4, 1e-9]
     s = Spectrum.of(with_spectrum(values))
@@ -140,6 +153,15 @@ def test_the_released_kappa_is_a_noise_floor():
     assert reference_condition_number(matrix) == pytest.approx(4e6, rel=0.01)
     assert reference_condition_number(100 * matrix) == pytest.approx(4e8, rel=0.01)
     assert reference_condition_number(torch.diag(honest[:4])) == pytest.approx(4, rel=1e-5)
+
+
+def test_the_released_kappa_refuses_what_it_cannot_use():
+    with pytest.raises(InputError, match="square"):
+        reference_condition_number(torch.ones(2, 3))
+    with pytest.raises(InputError, match="NaN"):
+        reference_condition_number(torch.full((2, 2), float("nan")))
+    with pytest.raises(InputError, match="no eigenvalue exceeds"):
+        reference_condition_number(torch.zeros(2, 2))
 
 
 def test_decomposing_nan_is_a_numerical_error():

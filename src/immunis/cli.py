@@ -6,7 +6,6 @@ as it is (bad data, unknown name, bad setting); 130 interrupted.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -72,10 +71,17 @@ def root(
 
 @contextmanager
 def _bar(title: str, quiet: bool) -> Iterator[Callable[[str, float], None]]:
+    """A progress bar on stderr; pulses until the first report."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=err, transient=True, disable=quiet) as progress:
-        job = progress.add_task(escape(title), total=1.0)
-        yield lambda what, share: progress.update(job, description=escape(what), completed=share)
+        job = progress.add_task(escape(title), total=None)
+        try:
+            yield lambda what, share: progress.update(
+                job, description=escape(what), completed=share, total=1.0
+            )
+        except KeyboardInterrupt:
+            err.print("interrupted: no result was written.")
+            raise typer.Exit(130) from None
 
 
 def _print(table: Table, text: bool = False) -> None:
@@ -104,19 +110,20 @@ def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json
     """Measure a task pair: both spectra, and the ceiling RIR* no linear defence can pass."""
     from immunis.measure import measure as run
     from immunis.recipes import load_recipe
-    from immunis.records import make_folder
+    from immunis.records import check_folder, make_folder
     from immunis.tables import measure_table, number
 
     chosen = load_recipe(recipe)
-    folder = make_folder(output or f"immunis-runs/{chosen.name}-measure")
+    folder = check_folder(output or f"immunis-runs/{chosen.name}-measure")
     with _bar(f"measure {chosen.name}", json):
         tasks = chosen.tasks(data)
         measured = run(tasks.primary, tasks.harmful)
-        path = measured.record.save(folder / "record.json")
+        record = measured.record.with_settings(recipe=chosen.to_dict())
+    path = record.save(make_folder(folder) / "record.json")
     if json:
-        typer.echo(measured.record.to_json())
+        typer.echo(record.to_json())
         return
-    _print(measure_table(measured.record))
+    _print(measure_table(record))
     out.print(
         f"ceiling RIR* = {number(measured.ceiling)}, with a ridge of 1e-3: "
         f"{number(measured.ridge_ceiling)}; free directions: {measured.free_directions}; "
@@ -131,11 +138,11 @@ def immunize(recipe: Recipe, data: Data = None, output: Output = None, json: Jso
     """Immunize a linear extractor as a recipe says; write weights, record and card."""
     from safetensors.torch import save
 
-    from immunis.card import write_card
+    from immunis.card import render
     from immunis.errors import SettingsError
     from immunis.immunize import immunize as run
     from immunis.recipes import load_recipe
-    from immunis.records import make_folder, write_bytes
+    from immunis.records import check_folder, make_folder, write_bytes, write_text
     from immunis.tables import immunize_table, number
 
     chosen = load_recipe(recipe)
@@ -143,7 +150,7 @@ def immunize(recipe: Recipe, data: Data = None, output: Output = None, json: Jso
     if not settings:
         raise SettingsError(f"recipe {recipe} has no [method]; add one (see: immunis list).")
     method = settings.pop("name")
-    folder = make_folder(output or f"immunis-runs/{chosen.name}-{method}")
+    folder = check_folder(output or f"immunis-runs/{chosen.name}-{method}")
     with _bar(f"immunize {chosen.name}", json) as bar:
         tasks = chosen.tasks(data)
         result = run(
@@ -155,41 +162,56 @@ def immunize(recipe: Recipe, data: Data = None, output: Output = None, json: Jso
             progress=lambda share: bar(f"{chosen.name}: {method}", share),
             **settings,
         )
-        paths = [
-            write_bytes(folder / "model.safetensors", save(result.model.state_dict())),
-            write_bytes(folder / "head.safetensors", save(result.head.state_dict())),
-            result.record.save(folder / "record.json"),
-            write_card(result.record, folder / "card.html"),
-        ]
+        record = result.record.with_settings(recipe=chosen.to_dict())
+        card = render(record)
+    make_folder(folder)
+    paths = [
+        write_bytes(folder / "model.safetensors", save(result.model.state_dict())),
+        write_bytes(folder / "head.safetensors", save(result.head.state_dict())),
+        record.save(folder / "record.json"),
+        write_text(folder / "card.html", card),
+    ]
     if json:
-        typer.echo(result.record.to_json())
+        typer.echo(record.to_json())
         return
-    _print(immunize_table(result.record))
-    f = result.record.figures
-    out.print(f"RIR = {number(f['rir']['value'])} of at most {number(f['ceiling'])}")
+    _print(immunize_table(record))
+    f = record.figures
+    out.print(
+        f"RIR = {number(f['rir']['value'])} against the given extractor, of at most "
+        f"{number(f['ceiling'])}; against the inputs themselves "
+        f"{number(f['rir_against_inputs']['value'])}, of at most "
+        f"{number(f['ceiling_against_inputs'])}",
+        highlight=False,
+    )
     _where(*paths)
 
 
 @app.command()
-def demo(output: Output = None, seed: int = 0, json: Json = False) -> None:
+def demo(
+    output: Output = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seeds the data split.")] = 0,
+    json: Json = False,
+) -> None:
     """Run every method on the bundled digits and show what an attacker still reads."""
     from immunis import figures
-    from immunis.card import write_card
+    from immunis.card import render
     from immunis.demo import demo as run
-    from immunis.records import make_folder, write_bytes
+    from immunis.records import check_folder, make_folder, write_bytes, write_text
     from immunis.tables import demo_table
 
-    folder = make_folder(output or "immunis-runs/demo")
+    folder = check_folder(output or "immunis-runs/demo")
     with _bar("demo", json) as bar:
         record = run(seed, bar)
-        paths = [
-            record.save(folder / "record.json"),
-            *(
-                write_bytes(folder / f"{name}.png", getattr(figures, name)(record))
-                for name in ("overview", "spectra", "norm_ratios")
-            ),
-            write_card(record, folder / "card.html"),
-        ]
+        card = render(record)
+    make_folder(folder)
+    paths = [
+        record.save(folder / "record.json"),
+        *(
+            write_bytes(folder / f"{name}.png", getattr(figures, name)(record))
+            for name in ("overview", "spectra", "norm_ratios")
+        ),
+        write_text(folder / "card.html", card),
+    ]
     if json:
         typer.echo(record.to_json())
         return
@@ -208,30 +230,26 @@ def list_(
     what: Annotated[
         str, typer.Argument(help="methods, recipes or sources; all of them if left out.")
     ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """List the methods with their settings, the bundled recipes, and the data sources."""
-    from immunis.errors import unknown
-    from immunis.methods import METHODS
-    from immunis.recipes import SOURCES, bundled
+    from json import dumps
 
-    kinds = ("methods", "recipes", "sources")
-    if what and what not in kinds:
-        raise unknown("list", what, kinds)
-    if what in ("", "methods"):
-        rows = []
-        for method in METHODS.values():
-            defaults = (f"{f.name}={f.default}" for f in dataclasses.fields(method.settings))
-            rows.append([method.name, method.summary, ", ".join(defaults)])
-        _print(Table("methods", ["name", "what it does", "settings and defaults"], rows), text=True)
-    if what in ("", "recipes"):
-        first = [
-            [name, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")]
-            for name, path in bundled().items()
-        ]
-        _print(Table("recipes", ["name", "what it is"], first), text=True)
-    if what in ("", "sources"):
-        docs = [[name, (f.__doc__ or "").splitlines()[0]] for name, f in SOURCES.items()]
-        _print(Table("data sources", ["name", "what it is"], docs), text=True)
+    from immunis.errors import unknown
+    from immunis.recipes import catalogue
+
+    found = catalogue()
+    if what and what not in found:
+        raise unknown("list", what, found)
+    found = {what: found[what]} if what else found
+    if json:
+        typer.echo(dumps(found, indent=1, ensure_ascii=False))
+        return
+    for kind, entries in found.items():
+        rows = [[e["name"], e["summary"], e.get("settings", "")] for e in entries]
+        settings = ["settings and defaults"] if any(row[2] for row in rows) else []
+        width = 2 + len(settings)
+        _print(Table(kind, ["name", "what it is", *settings], [r[:width] for r in rows]), text=True)
 
 
 def _show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:
@@ -246,9 +264,9 @@ def main() -> None:
     except ImmunisError as error:
         err.print(f"error: {error}", style="red", markup=False, highlight=False)
         sys.exit(2 if isinstance(error, ValueError) else 1)
-    except KeyboardInterrupt:
-        err.print("interrupted: nothing was written after the last completed file.")
-        sys.exit(130)
+    except OSError as error:  # stdout is closed or its disk is full
+        err.print(f"error: {error.strerror or error}", style="red", markup=False, highlight=False)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from immunis.attacks.gradient_descent import line_search
+from immunis.attacks.gd_line_search import line_search
 from immunis.attacks.ridge import ridge_probe
 from immunis.datasets import Tasks, digits
 from immunis.errors import RankWarning
@@ -25,6 +25,7 @@ from immunis.metrics import (
     score,
 )
 from immunis.records import Record
+from immunis.regularizers import rho_of_gram
 
 STEPS = (10, 100, 1000)
 CURVE = tuple(sorted({0, *(round(10 ** (i / 12)) for i in range(37))}))  # 0, 1, 2, ... 1000
@@ -64,6 +65,10 @@ def figures(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
     return {
         "rir": {"harmful": ratio.harmful, "primary": ratio.primary, "value": ratio.value},
         "spectra": {name: spectrum_figures(pair[1]) for name, pair in ratio.spectra.items()},
+        "rho": {
+            "defender": rho_of_gram(gram(tasks.harmful, extract)),
+            "attacker": rho_of_gram(gram(tasks.attacker, extract)),
+        },
         "norm_ratio": {
             "steps": CURVE,
             "primary": norm_ratio_curve(gram(tasks.primary, extract), CURVE[-1])[list(CURVE)],
@@ -128,7 +133,7 @@ def demo(
             "methods": rows,
         },
         settings={"steps": list(STEPS)},
-        data=data_figures(*tasks),
+        data=data_figures(**tasks._asdict()),
         seed=seed,
         seconds=time.perf_counter() - start,
     )

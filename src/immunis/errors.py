@@ -27,7 +27,7 @@ class NumericalError(ImmunisError, RuntimeError):
 
 
 class OutputError(ImmunisError, RuntimeError):
-    """A file or folder that cannot be read or written."""
+    """A file or folder that cannot be written."""
 
 
 class RankWarning(UserWarning):

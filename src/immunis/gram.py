@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,24 +127,24 @@ def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
     epsilon = _epsilon(features.dtype)
     z = features.detach().to("cpu", torch.float64)
     y = z.new_zeros(len(z), 0) if targets is None else targets.detach().to("cpu", torch.float64)
-    peak = float(z.abs().max())
-    if not peak <= LARGEST or 0 < peak < 1 / LARGEST:  # NaN fails the first comparison too
-        raise InputError(
-            f"features reach {peak:.3g} in size; their squares leave the range of float64. "
-            "Drop NaN and infinite values, and rescale the features."
-        )
+    for what, values in (("features", z), ("targets", y)):
+        peak = float(values.abs().max()) if values.numel() else 0.0
+        if not peak <= LARGEST or 0 < peak < 1 / LARGEST:  # NaN fails the first comparison too
+            raise InputError(
+                f"{what} reach {peak:.3g} in size; their squares leave the range of float64. "
+                f"Drop NaN and infinite values, and rescale the {what}."
+            )
     mean, target_mean = z.mean(0), y.mean(0)
     z, y = z - mean, y - target_mean
     return Gram(len(z), mean, z.T @ z, target_mean, z.T @ y, y.T @ y, epsilon)
 
 
-def gram(
-    source: Task | Split | Tensor, extractor: Callable[[Tensor], Tensor] | None = None
-) -> Gram:
-    """Stream a task's training data (or a split, or a tensor) into its moments.
+def gram(source: Any, extractor: Callable[[Tensor], Tensor] | None = None) -> Gram:
+    """Stream a task's training data, or any other data, into its moments.
 
     Args:
-        source: a ``Task`` (labels are encoded and collected too), a ``Split``, or features.
+        source: a ``Task`` (its labels are encoded and collected too), features as a tensor or
+            array, or a ``Dataset`` or ``DataLoader`` of ``(inputs, labels)``.
         extractor: applied to each batch of inputs first; identity if left out.
 
     The memory needed is O(D²) plus one chunk of about 32 MB; N may be in the millions.
@@ -151,9 +153,12 @@ def gram(
         InputError: on NaN, infinities, no samples, or inputs that are not (samples, features).
     """
     task = source if isinstance(source, Task) else None
-    split = source.train if isinstance(source, Task) else source
-    if isinstance(split, Tensor):
-        split = Split((split, torch.zeros(len(split))), "features")
+    if task is not None:
+        split = task.train
+    elif isinstance(source, Tensor | np.ndarray):
+        split = Split((source, torch.zeros(len(source))), "features")
+    else:
+        split = source if isinstance(source, Split) else Split(source, "data")
     first, _ = next(split.batches(1))
     size = max(256, CHUNK_BYTES // (8 * max(1, first[0].numel())))
     total: Gram | None = None

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from immunis.errors import InputError
-from immunis.gram import Gram, symmetric
+from immunis.gram import Gram
 from immunis.regularizers import ill_gap, tied
-from immunis.spectrum import Spectrum, eigh, relative_cutoff
+from immunis.spectrum import Spectrum, eigh, quiet_spectrum
 
 Steps = tuple[tuple[float, float], ...]
 
@@ -186,97 +186,102 @@ class Whitened:
 
     Attributes:
         values: eigenvalues μ of ``M = K_P^{-1/2} K_H K_P^{-1/2}``, largest first (k_P of them).
+        rank: how many of them are not zero, known from the ranks of the Grams.
         basis: ``K_P^{-1/2}·U`` (D×k_P): columns that make H_P the identity and H_H diagonal.
         null: orthonormal basis of the directions in which K_P vanishes (D×(D−k_P)).
         free: number of *free directions*, where K_H lives and K_P does not.
-        cutoff: eigenvalues of M at or below it count as zero.
     """
 
     values: Tensor
+    rank: int
     basis: Tensor
     null: Tensor
     free: int
-    cutoff: float
 
     @property
-    def spectrum(self) -> Spectrum:
-        """Spectrum of M."""
-        return Spectrum(self.values, self.cutoff)
+    def condition_number(self) -> float:
+        """κ(M) over its non-zero eigenvalues."""
+        return float(self.values[0] / self.values[self.rank - 1])
 
 
-def whiten(primary: Tensor, harmful: Tensor, epsilon: float = 0.0) -> Whitened:
-    """Solve the generalized eigenproblem ``K_H v = μ K_P v`` on the range of K_P."""
-    if primary.shape != harmful.shape or primary.ndim != 2:
+def whiten(primary: Spectrum, harmful: Spectrum) -> Whitened:
+    """Solve the generalized eigenproblem ``K_H v = μ K_P v`` on the range of K_P.
+
+    With ``K_H = LLᵀ`` the μ are squared singular values of ``K_P^{-1/2}L``, which keeps small
+    ones exact where forming M would drown them in rounding amplified by κ(K_P).
+    """
+    if primary.matrix is None or harmful.matrix is None or primary.dimension != harmful.dimension:
         raise InputError(
-            f"primary Gram {tuple(primary.shape)} and harmful Gram {tuple(harmful.shape)} must "
-            "have the same features."
+            f"primary Gram ({primary.dimension} features) and harmful Gram "
+            f"({harmful.dimension} features) must have the same features."
         )
-    k_p, k_h = (m.detach().to("cpu", torch.float64) for m in (primary, harmful))
-    cut = relative_cutoff(len(k_p), epsilon)
-    values, vectors = eigh(k_p)
-    keep = values > values[0] * cut
-    if not bool(keep.any()) or not bool(k_h.any()):
+    if not primary.rank or not harmful.rank:
         raise InputError("a Gram matrix is zero: every feature of that task is zero.")
-    root = vectors[:, keep] * values[keep].rsqrt()
-    null = vectors[:, ~keep]
-    mu, u = eigh(symmetric(root.T @ k_h @ root))
-    outside = eigh(symmetric(null.T @ k_h @ null))[0] if null.shape[1] else values[:0]
-    free = int((outside > float(eigh(k_h)[0][0]) * cut).sum())
-    return Whitened(mu, root @ u, null, free, float(mu[0]) * cut)
+    values, vectors = eigh(primary.matrix)
+    used, null = vectors[:, : primary.rank], vectors[:, primary.rank :]
+    root = used * values[: primary.rank].rsqrt()
+    values_h, vectors_h = eigh(harmful.matrix)
+    factor = vectors_h[:, : harmful.rank] * values_h[: harmful.rank].sqrt()
+    u, s, _ = torch.linalg.svd(root.T @ factor, full_matrices=True)
+    mu = torch.zeros(primary.rank, dtype=torch.float64)
+    mu[: len(s)] = s**2
+    inside = torch.linalg.svdvals(used.T @ factor) ** 2
+    rank = int((inside > harmful.cutoff).sum())
+    return Whitened(mu, rank, root @ u, null, harmful.free_directions(primary))
+
+
+def damped(gram: Gram, ridge: float) -> Spectrum:
+    """Spectrum of ``K + ridge·tr(K)/D·I``, or of K itself for ``ridge`` 0."""
+    if not 0 <= ridge < math.inf:
+        raise InputError(f"ridge must be a finite number of at least 0, got {ridge}.")
+    if not ridge:
+        return quiet_spectrum(gram)
+    matrix = gram.matrix()
+    matrix.diagonal().add_(ridge * matrix.diagonal().mean())
+    return Spectrum.of(matrix)
 
 
 def ceiling(primary: Gram, harmful: Gram, ridge: float = 0.0) -> float:
     """Return ``RIR*``, the largest relative immunization ratio any linear θ can reach.
 
     Infinite when there are free directions (they can be shrunk at no cost to the primary
-    task). With ``ridge`` > 0 each Gram gets ``ridge·tr(K)/D`` on its diagonal first, which
-    makes every direction count and the figure finite: the ceiling under weight decay.
+    task) and the harmful task has another direction to compare them with. With ``ridge`` > 0
+    each Gram gets ``ridge·tr(K)/D`` on its diagonal first, which makes every direction count
+    and the figure finite: it bounds the ratio of the κ(θᵀ(K+λI)θ), as an attacker meets them
+    who penalises the probe θw in input space. (A penalty on w itself has no such bound: scaling
+    θ up makes it vanish.)
     """
-    k_p, k_h = primary.matrix(), harmful.matrix()
-    if not ridge >= 0:
-        raise InputError(f"ridge must be at least 0, got {ridge}.")
-    if ridge:
-        eye = torch.eye(len(k_p), dtype=torch.float64)
-        k_p = k_p + ridge * k_p.diagonal().mean() * eye
-        k_h = k_h + ridge * k_h.diagonal().mean() * eye
-    epsilon = max(primary.epsilon, harmful.epsilon)
-    whitened = whiten(k_p, k_h, epsilon)
-    before = Spectrum.of(k_h)
+    k_p, k_h = damped(primary, ridge), damped(harmful, ridge)
+    whitened = whiten(k_p, k_h)
     if whitened.free:
-        return math.inf if before.rank > 1 else 1.0
-    mu, kappa_p = whitened.spectrum.condition_number, Spectrum.of(k_p).condition_number
-    return mu * kappa_p / before.condition_number
+        return math.inf if k_h.rank > 1 else k_p.condition_number
+    return whitened.condition_number * k_p.condition_number / k_h.condition_number
 
 
 def frontier(
-    primary: Tensor,
-    harmful: Tensor,
-    budget: float = 1.0,
-    free_scale: float = 1.0,
-    epsilon: float = 0.0,
+    primary: Spectrum, harmful: Spectrum, budget: float = 1.0, free_scale: float = 1.0
 ) -> Tensor:
     """Return θ on the Pareto frontier: ``κ_P = budget`` and ``κ_H = κ(M)·budget``.
 
     ``θ = K_P^{-1/2}·U·diag(a)``, ``aᵢ² = (μᵢ/μ_min)^t`` with t such that the a² span the
     budget. Directions in which K_P vanishes are filled with an orthonormal basis, scaled to
     the typical column and by ``free_scale``, so that θ is invertible; with free directions
-    κ_H then also depends on that scale.
+    κ_H then also depends on that scale. For the frontier under a ridge, pass ``damped`` Grams.
 
     Args:
-        primary: K_P (D×D).
-        harmful: K_H (D×D).
+        primary: spectrum of K_P.
+        harmful: spectrum of K_H.
         budget: the primary condition number to accept, at least 1.
         free_scale: relative scale of the directions the primary task does not use.
-        epsilon: precision of the inputs behind the Grams, for the rank cut-off.
     """
     if not 1 <= budget < math.inf:
         raise InputError(f"budget must be a finite number of at least 1, got {budget}.")
     if not free_scale > 0:
         raise InputError(f"free_scale must be positive, got {free_scale}.")
-    whitened = whiten(primary, harmful, epsilon)
-    mu = whitened.values.clamp(min=whitened.spectrum.smallest)
-    span = math.log(float(mu[0] / mu[-1]))
+    whitened = whiten(primary, harmful)
+    mu = whitened.values.clamp(min=float(whitened.values[max(whitened.rank, 1) - 1]))
+    span = math.log(float(mu[0] / mu[-1])) if float(mu[-1]) > 0 else 0.0
     power = math.log(budget) / span if span > 0 else 0.0
-    columns = whitened.basis * (mu / mu[-1]) ** (power / 2)
+    columns = whitened.basis * (mu / mu[-1]) ** (power / 2) if span > 0 else whitened.basis
     typical = columns.norm(dim=0).log().mean().exp()
     return torch.cat([columns, free_scale * typical * whitened.null], dim=1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,11 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from immunis.errors import InputError
-from immunis.gram import Gram
+from immunis.gram import Gram, gram
 from immunis.guarantees import ceiling
 from immunis.measure import data_figures, paired_grams, spectrum_figures
 from immunis.methods import LinearProblem, get_method
-from immunis.metrics import as_extractor, relative_immunization_ratio, score
+from immunis.metrics import (
+    RelativeImmunizationRatio,
+    as_extractor,
+    relative_immunization_ratio,
+    score,
+)
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
 from immunis.spectrum import eigh, relative_cutoff
@@ -30,7 +36,7 @@ class Immunized:
 
     Attributes:
         model: a plain ``nn.Linear`` of the given one's shape, dtype and bias.
-        head: the primary task's linear head on it.
+        head: the primary task's linear head on it, of the same dtype.
         exact: whether the head compensates the change exactly (θ is invertible), so that
             primary predictions are those of the original up to rounding.
     """
@@ -38,12 +44,12 @@ class Immunized:
     model: nn.Linear
     head: nn.Linear
     exact: bool
-    _make_record: Callable[[], Record]
+    _run: _Run
 
     @cached_property
     def record(self) -> Record:
-        """The run as a record; its figures are measured on the returned, rounded layer."""
-        return self._make_record()
+        """The run as a record, measured on the layer as it was returned."""
+        return self._run.record()
 
 
 def immunize(
@@ -89,57 +95,94 @@ def immunize(
     extractor = None if bias is None else as_extractor(model)
     origin = theta if bias is None else torch.eye(len(theta), dtype=torch.float64)
     moments = paired_grams(primary, harmful, extractor)
-    problem = LinearProblem(
-        origin, *moments, (primary, harmful), extractor, seed, progress or (lambda share: None)
-    )
+    report = progress or (lambda share: None)
+    problem = LinearProblem(origin, *moments, (primary, harmful), extractor, seed, report)
     solution = chosen.solve(problem, configured)
     change = torch.linalg.solve(origin, solution.theta)  # T: features z become zT
+    layer = _layer(model, theta @ change, None if bias is None else bias @ change)
+    rounded = torch.linalg.solve(theta, layer.weight.detach().to("cpu", torch.float64).T)
     features = moments[0].transform(origin)
-    new_layer = _layer(model, theta @ change, None if bias is None else bias @ change)
-    original_head = _least_squares_head(features) if head is None else _checked_head(head, theta)
-    new_head, exact = _compensated(original_head, change, features)
-    seconds = time.perf_counter() - start
+    old_head = _least_squares_head(features) if head is None else _checked(head, theta, primary)
+    new_head, exact = _compensated(old_head, rounded, features)
+    new_head = new_head.to(layer.weight.device, layer.weight.dtype)
+    run = _Run(
+        copy.deepcopy(model), copy.deepcopy(layer), old_head, copy.deepcopy(new_head), exact,
+        (primary, harmful), method, dataclasses.asdict(configured), solution.details, seed,
+        time.perf_counter() - start,
+    )  # fmt: skip
+    report(1.0)
+    return Immunized(layer, new_head, exact, run)
 
-    def make_record() -> Record:
-        ratio = relative_immunization_ratio(new_layer, primary, harmful)
-        old = as_extractor(model)
-        new = as_extractor(new_layer)
-        spectra = {
-            name: {"before": spectrum_figures(pair[0]), "after": spectrum_figures(pair[1])}
-            for name, pair in ratio.spectra.items()
-        }
-        varied = float(moments[1].target_scatter.trace()) > 0
-        after = moments[1].transform(solution.theta)
+
+@dataclass(frozen=True)
+class _Run:
+    """What a record is made from: copies, so that it stays true whatever becomes of the layer."""
+
+    model: nn.Linear | Tensor
+    layer: nn.Linear
+    old_head: nn.Linear
+    new_head: nn.Linear
+    exact: bool
+    tasks: tuple[Task, Task]
+    method: str
+    settings: Mapping[str, Any]
+    details: Mapping[str, Any]
+    seed: int
+    seconds: float
+
+    def record(self) -> Record:
+        """Measure the run: against the given extractor, and against the inputs (paper, eq. 9)."""
+        primary, harmful = self.tasks
+        old, new = as_extractor(self.model), as_extractor(self.layer)
+        change = relative_immunization_ratio(self.layer, primary, harmful, reference=self.model)
+        inputs = relative_immunization_ratio(self.layer, primary, harmful)
+        affine = isinstance(self.model, nn.Linear) and self.model.bias is not None
         return Record(
             kind="immunize",
-            name=f"{primary.name} / {harmful.name}: {method}",
+            name=f"{primary.name} / {harmful.name}: {self.method}",
             figures={
-                "rir": {
-                    "harmful": ratio.harmful,
-                    "primary": ratio.primary,
-                    "value": ratio.value,
-                },
-                "ceiling": ceiling(*paired_grams(primary, harmful)),
-                "rho": {
-                    "before": rho_of_gram(moments[1].transform(origin)) if varied else None,
-                    "after": rho_of_gram(after) if varied else None,
-                },
+                "rir": _ratio_figures(change),
+                "ceiling": ceiling(*paired_grams(primary, harmful, old)),
+                "rir_against_inputs": _ratio_figures(inputs),
+                # an affine extractor is not bounded by what linear maps of the inputs can do
+                "ceiling_against_inputs": (
+                    None if affine else ceiling(*paired_grams(primary, harmful))
+                ),
+                "rho": {"before": _rho(harmful, old), "after": _rho(harmful, new)},
                 "primary_score": {
-                    "before": score(lambda x: original_head(old(x)), primary),
-                    "after": score(lambda x: new_head(new(x)), primary),
+                    "before": _score(old, self.old_head, primary),
+                    "after": _score(new, self.new_head, primary),
                     "split": "test" if primary.test else "train",
                 },
-                "exact_head": exact,
-                "spectra": spectra,
-                "details": solution.details,
+                "exact_head": self.exact,
+                "spectra": {
+                    role: {"before": spectrum_figures(pair[0]), "after": spectrum_figures(pair[1])}
+                    for role, pair in change.spectra.items()
+                },
+                "details": self.details,
             },
-            settings={"method": method, **dataclasses.asdict(configured)},
-            data=data_figures(primary, harmful),
-            seed=seed,
-            seconds=seconds,
+            settings={"method": self.method, **self.settings},
+            data=data_figures(primary=primary, harmful=harmful),
+            seed=self.seed,
+            seconds=self.seconds,
         )
 
-    return Immunized(new_layer, new_head, exact, make_record)
+
+def _ratio_figures(ratio: RelativeImmunizationRatio) -> dict[str, float]:
+    return {"harmful": ratio.harmful, "primary": ratio.primary, "value": ratio.value}
+
+
+def _rho(task: Task, extractor: Callable[[Tensor], Tensor]) -> float | None:
+    """ρ of the task's labels; None where they are constant."""
+    moments = gram(task, extractor)
+    return rho_of_gram(moments) if float(moments.target_scatter.trace()) > 0 else None
+
+
+def _score(extractor: Callable[[Tensor], Tensor], head: nn.Linear, task: Task) -> float | None:
+    """Accuracy or R² of a head; None for a single class, where it would always be right."""
+    if task.kind == "classification" and task.outputs < 2:
+        return None
+    return score(lambda inputs: head(extractor(inputs).to(head.weight)), task)
 
 
 def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | None]:
@@ -167,8 +210,8 @@ def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | N
             f"{primary.input_shape} per sample. Flatten the inputs, or pass a fitting θ."
         )
     theta = theta.to("cpu", torch.float64)
-    sigma = torch.linalg.svdvals(theta)
-    if not float(sigma[-1]) > float(sigma[0]) * relative_cutoff(len(theta)):
+    if not _invertible(theta):
+        sigma = torch.linalg.svdvals(theta)
         raise InputError(
             f"θ is singular (singular values from {float(sigma[0]):.3g} down to "
             f"{float(sigma[-1]):.3g}): it has already thrown features away. Pass an invertible θ."
@@ -176,8 +219,13 @@ def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | N
     return theta, bias
 
 
+def _invertible(matrix: Tensor) -> bool:
+    sigma = torch.linalg.svdvals(matrix)
+    return float(sigma[-1]) > float(sigma[0]) * relative_cutoff(len(matrix))
+
+
 def _layer(model: nn.Linear | Tensor, theta: Tensor, bias: Tensor | None) -> nn.Linear:
-    like = model.weight if isinstance(model, nn.Linear) else theta
+    like = model.weight if isinstance(model, nn.Linear) else model
     layer = nn.Linear(theta.shape[0], theta.shape[1], bias is not None, like.device, like.dtype)
     with torch.no_grad():
         layer.weight.copy_(theta.T)
@@ -200,11 +248,18 @@ def _least_squares_head(features: Gram) -> nn.Linear:
     return _linear(weights, features.target_mean - features.mean @ weights)
 
 
-def _checked_head(head: nn.Linear, theta: Tensor) -> nn.Linear:
-    if not isinstance(head, nn.Linear) or head.in_features != len(theta):
-        raise InputError(f"head must be an nn.Linear that reads {len(theta)} features, got {head}.")
+def _checked(head: nn.Linear, theta: Tensor, primary: Task) -> nn.Linear:
+    """A given head in float64, refused where it does not fit the extractor or the task."""
+    wanted = (primary.outputs, len(theta))
+    if not isinstance(head, nn.Linear) or tuple(head.weight.shape) != wanted:
+        raise InputError(
+            f"head must be an nn.Linear that reads {wanted[1]} features and gives {wanted[0]} "
+            f"outputs, as {primary.name} has; got {head}."
+        )
     weights = head.weight.detach().to("cpu", torch.float64).T
-    bias = weights.new_zeros(head.out_features) if head.bias is None else head.bias.detach()
+    bias = weights.new_zeros(wanted[0]) if head.bias is None else head.bias.detach()
+    if not bool(torch.isfinite(weights).all() and torch.isfinite(bias).all()):
+        raise InputError("head holds NaN or infinite weights.")
     return _linear(weights, bias.to("cpu", torch.float64))
 
 
@@ -220,8 +275,7 @@ def _compensated(head: nn.Linear, change: Tensor, features: Gram) -> tuple[nn.Li
     For a singular T it is the least-squares fit of the old predictions to the new features.
     """
     weights, bias = head.weight.T, head.bias
-    sigma = torch.linalg.svdvals(change)
-    if float(sigma[-1]) > float(sigma[0]) * relative_cutoff(len(change)):
+    if _invertible(change):
         return _linear(torch.linalg.solve(change, weights), bias), True
     new = features.transform(change)
     fitted = _pseudo_inverse(new) @ (change.T @ features.scatter @ weights)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from immunis.errors import InputError, RankWarning
 from immunis.gram import Gram, gram
-from immunis.guarantees import ceiling, whiten
-from immunis.metrics import Extractor, as_extractor
+from immunis.guarantees import ceiling
+from immunis.metrics import Extractor, as_extractor, check_pair
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
-from immunis.spectrum import Spectrum
-from immunis.tasks import Task
+from immunis.spectrum import Spectrum, quiet_spectrum
+from immunis.tasks import EPS64, Task
 
 RIDGE = 1e-3
 
@@ -60,7 +60,7 @@ class Measurement:
                 "rho": self.rho,
             },
             settings={"ridge": RIDGE},
-            data=data_figures(*self.tasks),
+            data=data_figures(primary=self.tasks[0], harmful=self.tasks[1]),
             seconds=self.seconds,
         )
 
@@ -79,17 +79,13 @@ def measure(primary: Task, harmful: Task, model: nn.Module | Tensor | None = Non
     gram_primary, gram_harmful = paired_grams(primary, harmful, extractor)
     for task, moments in ((primary, gram_primary), (harmful, gram_harmful)):
         warn_if_deficient(task.name, moments)
-    k_primary, k_harmful = gram_primary.matrix(), gram_harmful.matrix()
-    epsilon = max(gram_primary.epsilon, gram_harmful.epsilon)
     varied = float(gram_harmful.target_scatter.trace()) > 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RankWarning)  # said above, with the columns' names
-        spectra = Spectrum.of(gram_primary), Spectrum.of(gram_harmful)
+    spectra = quiet_spectrum(gram_primary), quiet_spectrum(gram_harmful)
     return Measurement(
         *spectra,
         ceiling=ceiling(gram_primary, gram_harmful),
         ridge_ceiling=ceiling(gram_primary, gram_harmful, RIDGE),
-        free_directions=whiten(k_primary, k_harmful, epsilon).free,
+        free_directions=spectra[1].free_directions(spectra[0]),
         rho=rho_of_gram(gram_harmful) if varied else None,
         tasks=(primary, harmful),
         seconds=time.perf_counter() - start,
@@ -100,11 +96,7 @@ def paired_grams(
     primary: Task, harmful: Task, extractor: Extractor | None = None
 ) -> tuple[Gram, Gram]:
     """Stream both tasks into moments, refusing pairs that cannot be compared."""
-    if primary.input_shape != harmful.input_shape:
-        raise InputError(
-            f"{primary.name} inputs have shape {primary.input_shape} per sample, {harmful.name} "
-            f"inputs {harmful.input_shape}; one extractor must read both."
-        )
+    check_pair(primary, harmful)
     grams = gram(primary, extractor), gram(harmful, extractor)
     for task, moments in zip((primary, harmful), grams, strict=True):
         if not bool(moments.matrix().any()):
@@ -114,9 +106,7 @@ def paired_grams(
 
 def warn_if_deficient(name: str, moments: Gram) -> None:
     """Warn when a Gram is rank-deficient, naming the columns that make it so."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RankWarning)
-        spectrum = Spectrum.of(moments)
+    spectrum = quiet_spectrum(moments)
     if spectrum.rank == spectrum.dimension:
         return
     causes = []
@@ -136,13 +126,18 @@ def warn_if_deficient(name: str, moments: Gram) -> None:
 
 
 def degenerate_columns(moments: Gram) -> dict[str, list[int]]:
-    """Columns that are zero, constant (but not zero), or copies of an earlier column."""
-    matrix = moments.matrix()
-    diagonal = matrix.diagonal()
-    zero = diagonal == 0
-    constant = ~zero & (moments.scatter.diagonal() <= 1e-14 * diagonal)
-    distance = diagonal[:, None] + diagonal[None, :] - 2 * matrix
-    same = (distance.abs() <= 1e-14 * diagonal[:, None]) & ~zero[:, None] & ~zero[None, :]
+    """Columns that are zero, constant (but not zero), or copies of an earlier column.
+
+    Equality is judged to rounding, on spreads and means apart: independent features with a
+    large common mean are neither constant nor copies.
+    """
+    spread, size = moments.scatter.diagonal(), moments.mean.abs()
+    zero = (spread == 0) & (size == 0)
+    constant = ~zero & (spread <= moments.samples * (4 * EPS64 * size) ** 2)
+    distance = spread[:, None] + spread[None, :] - 2 * moments.scatter
+    apart = (moments.mean[:, None] - moments.mean[None, :]).abs()
+    same = (distance <= 1e-12 * spread[:, None]) & (apart <= 1e-12 * size[:, None])
+    same &= ~(zero | constant)[:, None] & ~(zero | constant)[None, :]
     copy = torch.tril(same, diagonal=-1).any(1)
     masks = {"zero": zero, "constant": constant, "duplicate": copy}
     return {name: mask.nonzero().flatten().tolist() for name, mask in masks.items()}
@@ -160,14 +155,15 @@ def spectrum_figures(spectrum: Spectrum) -> dict[str, Any]:
     }
 
 
-def data_figures(*tasks: Task) -> dict[str, Any]:
-    """What a record keeps of the data: kinds, sizes and order-independent hashes."""
+def data_figures(**tasks: Task) -> dict[str, Any]:
+    """What a record keeps of the data, by role: name, kind, size and order-independent hashes."""
     return {
-        task.name: {
+        role: {
+            "name": task.name,
             "kind": task.kind,
             "outputs": task.outputs,
             "train": task.train.fingerprint(),
             "test": None if task.test is None else task.test.fingerprint(),
         }
-        for task in tasks
+        for role, task in tasks.items()
     }

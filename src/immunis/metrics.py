@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from immunis.attacks.gradient_descent import line_search
+from immunis.attacks.gd_line_search import line_search
 from immunis.errors import InputError, RankWarning
 from immunis.gram import Gram, gram
 from immunis.spectrum import Spectrum, eigh
@@ -27,13 +27,21 @@ def as_extractor(model: nn.Module | Tensor | None) -> Extractor:
     """
     if model is None:
         return lambda inputs: inputs
-    if isinstance(model, Tensor):
-        theta = model.detach().to("cpu", torch.float64)
-        return lambda inputs: inputs.to(torch.float64) @ theta
-    if isinstance(model, nn.Linear):
-        weight = model.weight.detach().to("cpu", torch.float64)
-        bias = None if model.bias is None else model.bias.detach().to("cpu", torch.float64)
-        return lambda inputs: nn.functional.linear(inputs.to(torch.float64), weight, bias)
+    if isinstance(model, Tensor | nn.Linear):
+        weight = model.detach().T if isinstance(model, Tensor) else model.weight.detach()
+        offset = None if isinstance(model, Tensor) else model.bias
+        weight = weight.to("cpu", torch.float64)
+        bias = None if offset is None else offset.detach().to("cpu", torch.float64)
+
+        def linear(inputs: Tensor) -> Tensor:
+            if inputs.ndim != 2 or inputs.shape[1] != weight.shape[1]:
+                raise InputError(
+                    f"the extractor reads {weight.shape[1]} features, but the inputs have shape "
+                    f"{tuple(inputs.shape[1:])} per sample."
+                )
+            return nn.functional.linear(inputs.to(torch.float64), weight, bias)
+
+        return linear
     if isinstance(model, nn.Module):
         if model.training:
             raise InputError("the model is in training mode; call model.eval() first.")
@@ -81,6 +89,7 @@ def relative_immunization_ratio(
         harmful: the task that should be hard.
         reference: what to compare with; the inputs themselves if left out.
     """
+    check_pair(primary, harmful)
     spectra = {
         name: (
             Spectrum.of(gram(task, as_extractor(reference))),
@@ -106,6 +115,20 @@ def relative_immunization_ratio(
     return RelativeImmunizationRatio(after[0] / before[0], after[1] / before[1], spectra)
 
 
+def check_pair(primary: Task, harmful: Task) -> None:
+    """Refuse what one extractor cannot read together."""
+    for task in (primary, harmful):
+        if not isinstance(task, Task):
+            raise InputError(
+                f"expected a Task, got {type(task).__name__}; wrap data as Task(train=(X, y))."
+            )
+    if primary.input_shape != harmful.input_shape:
+        raise InputError(
+            f"{primary.name} inputs have shape {primary.input_shape} per sample, {harmful.name} "
+            f"inputs {harmful.input_shape}; one extractor must read both."
+        )
+
+
 def norm_ratio_curve(moments: Gram, steps: int = 100) -> Tensor:
     """``‖w_t − w*‖²/‖w₀ − w*‖²`` of probing by exact line search, t = 0..steps (paper, eq. 10).
 
@@ -116,6 +139,8 @@ def norm_ratio_curve(moments: Gram, steps: int = 100) -> Tensor:
         moments: of the probed features and their targets, from ``gram(task, extractor)``.
         steps: number of descent steps T; the curve has T + 1 values, the first is 1.
     """
+    if steps < 0 or not moments.cross().shape[1]:
+        raise InputError(f"steps={steps}: need at least 0, and moments that hold targets.")
     hessian, cross = moments.matrix(), moments.cross()
     values, vectors = eigh(hessian)
     spectrum = Spectrum.of(moments)

@@ -53,6 +53,10 @@ class Record:
         """Return the record as indented JSON."""
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
 
+    def with_settings(self, **settings: Any) -> Record:
+        """Return the same record with more settings."""
+        return dataclasses.replace(self, settings={**self.settings, **settings})
+
     def digest(self) -> str:
         """SHA-256 of the record's JSON."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
@@ -67,7 +71,7 @@ class Record:
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise OutputError(f"cannot read record {path}: {error.strerror}.") from error
+            raise InputError(f"cannot read record {path}: {error.strerror}.") from error
         except ValueError as error:
             raise InputError(f"{path} is not JSON ({error}); expected a record.") from error
         known = {f.name for f in dataclasses.fields(cls)}
@@ -130,6 +134,24 @@ def source_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
+
+
+def check_folder(path: str | Path) -> Path:
+    """Refuse an output folder that could not be written to, before work begins; make nothing."""
+    folder = Path(path)
+    if "\0" in str(path):
+        raise OutputError(f"output folder {str(path)!r} holds a NUL character.")
+    try:
+        place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        good = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise OutputError(f"cannot use {folder} as output folder: {error.strerror}.") from error
+    if not good:
+        raise OutputError(
+            f"cannot write to output folder {folder}: {place} is not a folder this user may write "
+            "to. Choose another with --output, or change its permissions."
+        )
+    return folder
 
 
 def make_folder(path: str | Path) -> Path:

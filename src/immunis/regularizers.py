@@ -55,7 +55,8 @@ def _singular(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor, 
         u, sigma, vh = torch.linalg.svd(s, full_matrices=False)
         v = vh.T
     if rank is None:
-        rank = int((sigma > sigma[0] * relative_cutoff(max(s.shape))).sum())
+        cutoff = relative_cutoff(max(s.shape), dtype=matrix.dtype)
+        rank = int((sigma > sigma[0] * cutoff).sum())
     return u[:, :rank], sigma[:rank], v[:, :rank]
 
 
@@ -119,9 +120,11 @@ def _ill(matrix: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
     u, sigma, v = _singular(matrix, rank)
     if not len(sigma) or bool(tied(sigma, -1).all()):
         return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
-    gap = ill_gap(sigma)
-    scaled = matrix.detach().to("cpu", torch.float64) / len(sigma)
-    return (1 / gap).to(matrix), ((_extreme(u, sigma, v, -1) - scaled) / gap**2).to(matrix)
+    size = sigma[0]  # squares and fourth powers are taken at unit scale, where they fit
+    gap = ill_gap(sigma / size)
+    pull = _extreme(u, sigma, v, -1) - matrix.detach().to("cpu", torch.float64) / len(sigma)
+    gradient = pull / size / gap**2 / size / size / size
+    return (1 / gap / size / size).to(matrix), gradient.to(matrix)
 
 
 def ill_gap(sigma: Tensor) -> Tensor:

@@ -1,16 +1,17 @@
 """Eigenvalues of a Gram matrix, its numerical rank, and κ with what is known of its error.
 
 One cut-off decides which eigenvalues count as zero, here and nowhere else:
-``cutoff = λ_max · max(D·ε₆₄, ε_in²)``. The first term bounds the rounding of a float64
-Gram and its decomposition; the second is the noise that inputs stored with precision
-``ε_in`` (float32, bfloat16, ...) put on every eigenvalue.
+``cutoff = λ_max · max(D·ε, ε_in²)``. The first term bounds the rounding of the matrix and of
+its decomposition (ε is that of the matrix's dtype, float64 for a ``Gram``); the second is
+the noise that inputs stored with precision ``ε_in`` (float32, bfloat16, ...) put on every
+eigenvalue of their Gram.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,9 +24,17 @@ from immunis.tasks import EPS64
 REFERENCE_SHIFT = 1e-6
 
 
-def relative_cutoff(dimension: int, epsilon: float = EPS64) -> float:
-    """Return the share of λ_max below which an eigenvalue is numerically zero."""
-    return max(dimension * EPS64, epsilon**2)
+def relative_cutoff(
+    dimension: int, epsilon: float = EPS64, dtype: torch.dtype = torch.float64
+) -> float:
+    """Return the share of λ_max below which an eigenvalue is numerically zero.
+
+    Args:
+        dimension: D.
+        epsilon: precision of the inputs behind a Gram matrix.
+        dtype: in which the matrix itself was held.
+    """
+    return max(dimension * torch.finfo(dtype).eps, epsilon**2)
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,14 +60,18 @@ class Spectrum:
         eigenvalues: all D of them (float64), rounding noise included.
         cutoff: eigenvalues at or below it count as zero.
         samples: number of samples behind the matrix, if known.
+        matrix: what was decomposed.
     """
 
     eigenvalues: Tensor
     cutoff: float
     samples: int | None = None
+    matrix: Tensor | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, source: Gram | Tensor, *, center: bool = False, bias: bool = False) -> Spectrum:
+    def of(
+        cls, source: Gram | Tensor | np.ndarray, *, center: bool = False, bias: bool = False
+    ) -> Spectrum:
         """Decompose a ``Gram`` or a symmetric positive semi-definite matrix.
 
         Warns with ``RankWarning`` when there are fewer samples than dimensions: κ then
@@ -72,19 +85,25 @@ class Spectrum:
         if isinstance(source, Gram):
             epsilon, samples = source.epsilon, source.samples
             source = source.matrix(center=center, bias=bias)
+        elif center or bias:
+            raise InputError("center and bias need the moments of a Gram, not a bare matrix.")
+        source = torch.as_tensor(source)
+        if not source.is_floating_point():
+            source = source.to(torch.float64)
         if source.ndim != 2 or source.shape[0] != source.shape[1] or not len(source):
             raise InputError(f"expected a square matrix, got shape {tuple(source.shape)}.")
         matrix = source.detach().to("cpu", torch.float64)
         scale = matrix.abs().max()
         if not bool(torch.isfinite(scale)):
             raise InputError("the matrix holds NaN or infinities; its spectrum is undefined.")
-        if float((matrix - matrix.T).abs().max()) > 1e-8 * float(scale):
+        share = relative_cutoff(len(matrix), epsilon, source.dtype)
+        if float((matrix - matrix.T).abs().max()) > max(1e-8, 10 * share) * float(scale):
             raise InputError(
                 "the matrix is not symmetric; pass a Gram matrix, or build one with gram()."
             )
-        values = torch.linalg.eigvalsh(matrix).flip(0)
-        cutoff = float(values[0]) * relative_cutoff(len(matrix), epsilon)
-        if float(values[-1]) < -10 * max(cutoff, float(scale) * EPS64 * len(matrix)):
+        values = torch.linalg.eigvalsh((matrix + matrix.T) / 2).flip(0)
+        cutoff = float(values[0]) * share
+        if float(values[-1]) < -10 * max(cutoff, float(scale) * share):
             raise InputError(
                 f"the matrix has a negative eigenvalue ({float(values[-1]):.3g}); "
                 "a Gram matrix has none."
@@ -97,7 +116,7 @@ class Spectrum:
                 RankWarning,
                 stacklevel=2,
             )
-        return cls(values, max(cutoff, 0.0), samples)
+        return cls(values, max(cutoff, 0.0), samples, matrix)
 
     @property
     def dimension(self) -> int:
@@ -140,6 +159,19 @@ class Spectrum:
         """Bound on the relative error of κ: the cut-off over the smallest eigenvalue kept."""
         return self.cutoff / self.smallest
 
+    def free_directions(self, primary: Spectrum) -> int:
+        """Number of dimensions that this (harmful) spectrum uses and ``primary`` does not.
+
+        Such directions can be shrunk at no cost to the primary task.
+        """
+        if self.matrix is None or primary.matrix is None or self.dimension != primary.dimension:
+            raise InputError("free directions need two spectra of matrices with the same features.")
+        unused = eigh(primary.matrix)[1][:, primary.rank :]
+        if not unused.shape[1]:
+            return 0
+        inside = eigh(unused.T @ self.matrix @ unused)[0]
+        return int((inside > self.cutoff).sum())
+
     def ridge_condition_number(self, ridge: float) -> float:
         """κ(H + λI) over all D dimensions: what an attacker with weight decay λ faces.
 
@@ -153,6 +185,13 @@ class Spectrum:
                 f"rank {self.rank} of {self.dimension}: κ(H + 0·I) is infinite; pass ridge > 0."
             )
         return (self.largest + ridge) / (max(float(self.eigenvalues[-1]), 0.0) + ridge)
+
+
+def quiet_spectrum(gram: Gram) -> Spectrum:
+    """Spectrum of a Gram without the warning on few samples, where that was said elsewhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)
+        return Spectrum.of(gram)
 
 
 @dataclass(frozen=True)
@@ -215,7 +254,11 @@ def reference_condition_number(matrix: Tensor) -> float:
     figure is about ``σ_max/10⁻⁶``: it grows with the scale of the features and changes with
     the order of summation. Use ``Spectrum.condition_number`` for anything else.
     """
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise InputError(f"expected a square matrix, got shape {tuple(matrix.shape)}.")
     matrix = matrix.detach().to("cpu", torch.float64)
+    if not bool(torch.isfinite(matrix).all()):
+        raise InputError("the matrix holds NaN or infinities.")
     eye = torch.eye(len(matrix), dtype=torch.float64)
     values = torch.linalg.eigvalsh(matrix + REFERENCE_SHIFT * eye)
     kept = values[values > REFERENCE_SHIFT]

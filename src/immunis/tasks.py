@@ -22,6 +22,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from immunis.errors import InputError
 
 Batch = tuple[Tensor, Tensor]
+_WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_REAL = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+)  # fmt: skip
 EPS64 = torch.finfo(torch.float64).eps
 
 
@@ -44,6 +49,11 @@ class Split:
         elif isinstance(source, tuple | list) and len(source) == 2:
             inputs = _as_tensor(source[0], f"{where} inputs")
             labels = _as_tensor(source[1], f"{where} labels")
+            if not inputs.ndim or not labels.ndim or len(inputs) != len(labels):
+                raise InputError(
+                    f"{where}: inputs of shape {tuple(inputs.shape)} and labels of shape "
+                    f"{tuple(labels.shape)}; they must pair up one to one."
+                )
             self._memory = (inputs, labels)
             for batch in self._slices(1 << 16):
                 _check_batch(*batch, where)
@@ -61,11 +71,6 @@ class Split:
     def _slices(self, size: int) -> Iterator[Batch]:
         assert self._memory is not None
         inputs, labels = self._memory
-        if len(inputs) != len(labels):
-            raise InputError(
-                f"{self.where}: {len(inputs)} inputs but {len(labels)} labels; "
-                "they must pair up one to one."
-            )
         for start in range(0, max(len(inputs), 1), size):
             yield inputs[start : start + size], labels[start : start + size]
 
@@ -161,6 +166,8 @@ class Task:
         self.epsilon = _epsilon(first_inputs.dtype)
         if classes is not None and self.kind == "regression":
             raise InputError(f"{self.name}: classes={classes} was given, but labels are floats.")
+        if classes is not None and (not isinstance(classes, int) or classes < 1):
+            raise InputError(f"{self.name}: classes={classes!r}; expected a number of at least 1.")
         self._classes = None if classes is None else tuple(range(classes))
         self._outputs = 1 if first_labels.ndim == 1 else int(first_labels.shape[1])
         if self.test is not None:
@@ -229,19 +236,27 @@ def _as_tensor(values: Any, where: str) -> Tensor:
     if isinstance(values, Tensor):
         tensor = values.detach()
     else:
-        array = np.asarray(values)
-        if array.dtype.kind not in "biuf":
+        try:
+            array = np.asarray(values)
+        except ValueError as error:
+            raise InputError(f"{where}: rows of unequal length came ({error}).") from error
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             raise InputError(
-                f"{where}: dtype {array.dtype} came; numbers are needed. Encode categories as "
-                "integers first (for example with sklearn's LabelEncoder)."
+                f"{where}: dtype {array.dtype} came; plain numbers are needed. Encode categories "
+                "as integers first (for example with sklearn's LabelEncoder)."
             )
-        if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-            array = array.astype(np.int64)
-        tensor = torch.as_tensor(np.ascontiguousarray(array) if array.ndim else array)
-    if tensor.is_complex() or tensor.is_quantized:
-        raise InputError(f"{where}: dtype {tensor.dtype} came; real numbers are needed.")
-    if tensor.is_sparse:
+        tensor = torch.as_tensor(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
+    if tensor.dtype in _WIDE_UNSIGNED:
+        if tensor.dtype is torch.uint64 and bool((tensor.to(torch.int64) < 0).any()):
+            raise InputError(f"{where}: integers of 2**63 and more came; rescale them.")
+        tensor = tensor.to(torch.int64)
+    if tensor.dtype not in _REAL:
+        raise InputError(
+            f"{where}: dtype {tensor.dtype} came; expected real numbers in a common dtype. Convert "
+            "them, for example with .float()."
+        )
     return tensor
 
 

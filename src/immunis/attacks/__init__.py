@@ -1,1 +1,107 @@
-"""What an attacker does with a released extractor, one attack per file."""
+"""What an attacker does with a released model, one attack per file.
+
+To add one: write the file, add its ``ATTACK`` to one of the groups here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from immunis.attacks import (
+    adam,
+    batchnorm_only,
+    batchnorm_probe,
+    concat_blocks,
+    distil,
+    drop_last,
+    earlier_layer,
+    finetune_all,
+    finetune_last,
+    gd_constant,
+    gd_line_search,
+    harmless_first,
+    invert_last,
+    kernel,
+    knn,
+    lbfgs,
+    logistic,
+    lora,
+    mlp,
+    pseudo_inverse,
+    reinit_directions,
+    reinit_last,
+    renormalise,
+    reparameterise,
+    rescale_directions,
+    ridge,
+    sgd,
+    standardise,
+    whiten,
+)
+from immunis.attacks.base import Arena, Attack, Point
+from immunis.errors import SettingsError, unknown
+
+GROUPS: dict[str, tuple[Attack, ...]] = {
+    group: tuple(module.ATTACK for module in modules)
+    for group, modules in {
+        "probes": (
+            gd_line_search,
+            gd_constant,
+            sgd,
+            adam,
+            lbfgs,
+            ridge,
+            logistic,
+            standardise,
+            whiten,
+            batchnorm_probe,
+            mlp,
+            knn,
+            kernel,
+        ),
+        "surgery": (earlier_layer, concat_blocks, drop_last, invert_last),
+        "fine-tuning": (
+            finetune_last,
+            finetune_all,
+            batchnorm_only,
+            lora,
+            harmless_first,
+            reinit_last,
+        ),
+        "adaptive": (
+            rescale_directions,
+            reinit_directions,
+            renormalise,
+            distil,
+            reparameterise,
+            pseudo_inverse,
+        ),
+    }.items()
+}
+ATTACKS: dict[str, Attack] = {a.name: a for group in GROUPS.values() for a in group}
+QUICK = ("gd_line_search", "ridge", "whiten", "mlp", "knn", "drop_last", "finetune_all")
+SLOW = ("lora", "harmless_first", "distil")
+PRESETS: dict[str, tuple[tuple[str, ...], int]] = {
+    "quick": (QUICK, 200),
+    "standard": (tuple(name for name in ATTACKS if name not in SLOW), 300),
+    "full": (tuple(ATTACKS), 10_000),
+}
+
+
+def select(attacks: str | Sequence[str]) -> tuple[list[Attack], int]:
+    """Return the attacks of a preset, or those named, and the budget in optimizer steps."""
+    if isinstance(attacks, str):
+        if attacks not in PRESETS:
+            raise unknown("set of attacks", attacks, [*PRESETS, *ATTACKS])
+        names, budget = PRESETS[attacks]
+    else:
+        names, budget = tuple(attacks), PRESETS["standard"][1]
+    for name in names:
+        if name not in ATTACKS:
+            raise unknown("attack", name, ATTACKS)
+    if not names:
+        raise SettingsError("no attack was named; an audit needs at least one.")
+    return [ATTACKS[name] for name in dict.fromkeys(names)], budget
+
+
+__all__ = ["ATTACKS", "GROUPS", "PRESETS", "Arena", "Attack", "Point", "select"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from immunis.attacks.base import Arena, Attack, Meter, Point, Settings
+from immunis.attacks.probing import one_point
 from immunis.errors import InputError
-from immunis.gram import Gram
+from immunis.gram import Gram, gram_of
 
 
 def ridge_probe(gram: Gram, ridge: float = 1e-6) -> tuple[Tensor, Tensor]:
@@ -20,3 +22,20 @@ def ridge_probe(gram: Gram, ridge: float = 1e-6) -> tuple[Tensor, Tensor]:
     damped.diagonal().add_(ridge * gram.scatter.diagonal().mean().clamp(min=1e-300))
     weights = torch.linalg.solve(damped, gram.cross_scatter)
     return weights, gram.target_mean - gram.mean @ weights
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Solve the normal equations once."""
+    features, meter = arena.features(), Meter(arena)
+    weights, bias = ridge_probe(gram_of(features.z, features.targets()), settings["ridge"])
+    n, d, c = features.samples, features.dimension, features.outputs
+    flops = 2.0 * n * d * (d + c) + 2 / 3 * d**3  # counted by hand: a solve is no torch matmul
+    return one_point(features, flops, lambda z: z.double() @ weights + bias, meter)
+
+
+ATTACK = Attack(
+    "ridge",
+    "ridge regression in closed form",
+    run,
+    lambda arena: {"ridge": (1e-9, 1e-6, 1e-4, 1e-2, 1.0)},
+)

@@ -33,6 +33,8 @@ def house_prices(folder: str | Path | None = None, rows: int | None = None) -> T
     The last fifth of each task is test data, the fifth before it in the harmful task is the
     attacker's.
     """
+    if rows is not None and rows < 10:
+        raise InputError(f"rows={rows}: at least 10 of each task are needed.")
     table = _read(data_file(NAME, folder, HOW))
     zone = table["MSZoning"] == "RL"
     x_p, y_p = _encode(table, ~zone, "LotArea", rows)

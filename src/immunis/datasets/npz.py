@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from immunis.datasets.common import Tasks
-from immunis.errors import InputError, OutputError
+from immunis.errors import InputError
 from immunis.tasks import Task
 
 
@@ -44,7 +44,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except OSError as error:
-        raise OutputError(f"cannot read {path}: {error.strerror or error}.") from error
+        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
     except (ValueError, zipfile.BadZipFile, AttributeError) as error:
         raise InputError(f"{path} is not a plain .npz file of arrays: {error}.") from error
     missing = {"x_train", "y_train"} - set(arrays)
@@ -57,6 +57,6 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _test(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
-    if "x_test" in arrays and "y_test" in arrays:
-        return arrays["x_test"], arrays["y_test"]
-    return None
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise InputError("an .npz file holds only one of x_test and y_test; give both or neither.")
+    return (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None

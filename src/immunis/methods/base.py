@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 from torch import Tensor
 
-from immunis.errors import NumericalError, RankWarning, SettingsError, unknown
+from immunis.errors import NumericalError, SettingsError
 from immunis.gram import Gram
 from immunis.regularizers import linear_hessian
-from immunis.spectrum import Spectrum, relative_cutoff
+from immunis.settings import check
+from immunis.spectrum import quiet_spectrum, relative_cutoff
 from immunis.tasks import Task
 
 Optimizer = Literal["gd", "adam"]
@@ -77,12 +76,12 @@ class LinearProblem:
     @cached_property
     def rank_primary(self) -> int:
         """Rank of K_P, and so of H_P(θ) for every invertible θ."""
-        return _rank(self.primary)
+        return quiet_spectrum(self.primary).rank
 
     @cached_property
     def rank_harmful(self) -> int:
         """Rank of K_H, and so of H_H(θ) for every invertible θ."""
-        return _rank(self.harmful)
+        return quiet_spectrum(self.harmful).rank
 
     def log_kappas(self, theta: Tensor) -> tuple[float, float]:
         """``log κ_P(θ)`` and ``log κ_H(θ)``; infinite where a direction was lost to rounding."""
@@ -134,12 +133,6 @@ class LinearProblem:
                 yield x_p[rows_p[batch]], y_p[rows_p[batch]], x_h[rows_h[batch]]
 
 
-def _rank(gram: Gram) -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RankWarning)  # measure() says it, with the columns
-        return Spectrum.of(gram).rank
-
-
 @dataclass(frozen=True)
 class Solution:
     """The θ a method found, with whatever it wants the record to say about the search."""
@@ -159,25 +152,8 @@ class Method:
 
     def configure(self, values: Mapping[str, Any]) -> Any:
         """Build this method's settings, refusing unknown keys with a suggestion."""
-        defaults = {f.name: f.default for f in dataclasses.fields(self.settings)}
-        for key, value in values.items():
-            if key not in defaults:
-                raise unknown(f"setting of method {self.name!r}", key, defaults)
-            if not _fits(value, defaults[key]):
-                raise SettingsError(
-                    f"method {self.name!r}: {key}={value!r} is a {type(value).__name__}; expected "
-                    f"something like the default, {defaults[key]!r}."
-                )
+        check(values, get_type_hints(self.settings), f"method {self.name!r}")
         return self.settings(**values)
-
-
-def _fits(value: Any, default: Any) -> bool:
-    """Whether a setting is of its default's type; integers pass as floats, None means a number."""
-    if default is None:
-        return value is None or _fits(value, 0.0)
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(default, bool) and isinstance(value, bool)
-    return isinstance(value, int | float if isinstance(default, float) else type(default))
 
 
 def require(condition: bool, what: str) -> None:
@@ -198,8 +174,6 @@ class Descent:
         """Check the ranges."""
         require(self.steps >= 1, f"steps={self.steps}: need >= 1")
         require(0 < self.step < math.inf, f"step={self.step}: need a positive number")
-        if self.optimizer not in ("gd", "adam"):
-            raise unknown("optimizer", self.optimizer, ("gd", "adam"))
 
 
 def make_optimizer(name: Optimizer, parameters: list[Tensor], step: float) -> torch.optim.Optimizer:

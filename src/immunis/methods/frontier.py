@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from immunis.guarantees import frontier, whiten
+from immunis.guarantees import damped, frontier, whiten
 from immunis.methods.base import LinearProblem, Method, Solution, require
 
 
@@ -18,15 +18,19 @@ class Settings:
     Attributes:
         budget: the primary condition number to accept; RIR is the same for every budget.
         free_scale: relative scale of directions the primary task does not use.
+        ridge: share of its mean eigenvalue to put on the diagonal of each Gram first; then
+            every direction counts and the frontier is that of the ridge ceiling.
     """
 
     budget: float = 1.0
     free_scale: float = 1.0
+    ridge: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         require(1 <= self.budget < math.inf, f"budget={self.budget}: need a finite number >= 1")
         require(0 < self.free_scale < math.inf, f"free_scale={self.free_scale}: need > 0")
+        require(0 <= self.ridge < math.inf, f"ridge={self.ridge}: need a finite number >= 0")
 
 
 def solve(problem: LinearProblem, settings: Settings) -> Solution:
@@ -35,13 +39,10 @@ def solve(problem: LinearProblem, settings: Settings) -> Solution:
     κ depends on θθᵀ only, so the rotation is free; the nearest one (orthogonal Procrustes)
     keeps the released features as recognisable as they can be.
     """
-    epsilon = max(problem.primary.epsilon, problem.harmful.epsilon)
-    theta = frontier(
-        problem.k_primary, problem.k_harmful, settings.budget, settings.free_scale, epsilon
-    )
+    grams = damped(problem.primary, settings.ridge), damped(problem.harmful, settings.ridge)
+    theta = frontier(*grams, settings.budget, settings.free_scale)
     u, _, vh = torch.linalg.svd(theta.T @ problem.theta)
-    free = whiten(problem.k_primary, problem.k_harmful, epsilon).free
-    return Solution(theta @ u @ vh, {"free_directions": free})
+    return Solution(theta @ u @ vh, {"free_directions": whiten(*grams).free})
 
 
 METHOD = Method("frontier", "closed-form optimum of RIR for a budget on κ_P", Settings, solve)

@@ -6,20 +6,23 @@ default. Unknown keys are refused. Recipes are data: nothing in them is executed
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from immunis import datasets
 from immunis.datasets import Tasks
-from immunis.errors import InputError, OutputError, SettingsError, unknown
-from immunis.methods import get_method
+from immunis.errors import InputError, SettingsError, unknown
+from immunis.methods import METHODS, Method, get_method
+from immunis.settings import check, fits
 
 FOLDER = Path(__file__).parent
 SOURCES: dict[str, Callable[..., Tasks]] = {
@@ -55,6 +58,10 @@ class Recipe:
     seed: int = 0
     folder: Path = Path(".")
 
+    def to_dict(self) -> dict[str, Any]:
+        """What a record keeps of the recipe."""
+        return {"data": self.data, "model": self.model, "method": self.method, "seed": self.seed}
+
     def tasks(self, data_folder: str | None = None) -> Tasks:
         """Load the recipe's data; ``data_folder`` overrides where files are looked for."""
         options = dict(self.data)
@@ -78,6 +85,28 @@ class Recipe:
         return theta / dimension**0.5
 
 
+def catalogue() -> dict[str, list[dict[str, str]]]:
+    """What there is to choose from: methods with their settings, recipes and data sources."""
+
+    def settings(method: Method) -> str:
+        return ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(method.settings))
+
+    return {
+        "methods": [
+            {"name": m.name, "summary": m.summary, "settings": settings(m)}
+            for m in METHODS.values()
+        ],
+        "recipes": [
+            {"name": name, "summary": path.read_text(encoding="utf-8").splitlines()[0][2:]}
+            for name, path in bundled().items()
+        ],
+        "sources": [
+            {"name": name, "summary": (source.__doc__ or "").splitlines()[0]}
+            for name, source in SOURCES.items()
+        ],
+    }
+
+
 def bundled() -> dict[str, Path]:
     """Names and paths of the recipes that come with the package."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
@@ -87,7 +116,7 @@ def load_recipe(reference: str | Path) -> Recipe:
     """Read and check a recipe: a path to a TOML file, or the name of a bundled one.
 
     Raises:
-        OutputError: if the file cannot be read.
+        InputError: if the file cannot be read.
         SettingsError: if it is not TOML, or names something unknown.
     """
     path = bundled().get(str(reference), Path(reference))
@@ -96,7 +125,7 @@ def load_recipe(reference: str | Path) -> Recipe:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OutputError(f"cannot read recipe {path}: {error.strerror}.") from error
+        raise InputError(f"cannot read recipe {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"recipe {path} is not valid TOML: {error}.") from error
     return check_recipe(values, path)
@@ -115,28 +144,32 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
         raise SettingsError(
             f"recipe {path}: [data] needs a source, one of {', '.join(sorted(SOURCES))}."
         )
-    if data["source"] not in SOURCES:
-        raise unknown("data source", data["source"], SOURCES)
-    parameters = inspect.signature(SOURCES[data["source"]]).parameters
-    for key in data.keys() - {"source"}:
-        if key not in parameters:
-            raise unknown(f"option of data source {data['source']!r}", key, parameters)
-    for name, parameter in parameters.items():
+    if not isinstance(data["source"], str) or data["source"] not in SOURCES:
+        raise unknown("data source", str(data["source"]), SOURCES)
+    source = SOURCES[data["source"]]
+    hints = {k: v for k, v in get_type_hints(source).items() if k != "return"}
+    options = {k: v for k, v in data.items() if k != "source"}
+    check(options, hints, f"data source {data['source']!r}")
+    for name, parameter in inspect.signature(source).parameters.items():
         if parameter.default is parameter.empty and name not in data:
             raise SettingsError(f"recipe {path}: data source {data['source']!r} needs {name!r}.")
     if method:
         settings = dict(method)
         get_method(settings.pop("name", "")).configure(settings)
     model = dict(values.get("model", {"init": "identity"}))
-    for key in model:
-        if key not in ("init", "weights"):
-            raise unknown("key in [model]", key, ("init", "weights"))
-    if model.get("init", "identity") not in ("identity", "random"):
-        raise unknown("initial extractor", str(model["init"]), ("identity", "random"))
+    check(model, {"init": Literal["identity", "random"], "weights": str}, f"[model] of {path}")
+    if len(model) != 1:
+        raise SettingsError(f"recipe {path}: [model] takes either init or weights.")
     seed = values.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise SettingsError(f"recipe {path}: seed must be an integer of at least 0, got {seed!r}.")
-    name = str(values.get("name", path.stem))
+    for given in (seed, data.get("seed", 0)):
+        if not fits(given, int) or not 0 <= given < 2**31:
+            raise SettingsError(f"recipe {path}: seed={given!r}; expected 0 to 2**31 - 1.")
+    name = values.get("name", path.stem)
+    if not isinstance(name, str) or not re.fullmatch(r"[\w+-][\w .+-]{0,99}", name):
+        raise SettingsError(
+            f"recipe {path}: name={name!r} is used for a folder; use letters, digits, spaces and "
+            "any of . _ + - (no leading dot)."
+        )
     return Recipe(name, data, method, model, seed, path.parent)
 
 
@@ -147,7 +180,7 @@ def _read_layer(path: Path) -> nn.Linear:
     try:
         tensors = load_file(path)
     except FileNotFoundError as error:
-        raise OutputError(f"cannot read weights {path}: no such file.") from error
+        raise InputError(f"cannot read weights {path}: no such file.") from error
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path} is not a safetensors file: {error}.") from error
     weight = tensors.get("weight")

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from immunis.attacks.base import Arena, Attack, Point, Settings
+from immunis.attacks.probing import least_squares_curve
+
 
 def line_search(hessian: Tensor, cross: Tensor, start: Tensor | None = None) -> Iterator[Tensor]:
     """Yield the iterates w₀, w₁, ... of steepest descent on ``‖Zw − Y‖²``, forever.
@@ -26,3 +29,16 @@ def line_search(hessian: Tensor, cross: Tensor, start: Tensor | None = None) -> 
         curvature = float((gradient * (hessian @ gradient)).sum())
         if curvature > 0:  # at the optimum the gradient is zero and w stays
             w = w - float(gradient.square().sum()) / curvature * gradient
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Descend from zero, with or without an intercept."""
+    return least_squares_curve(arena.features(), line_search, settings["bias"])
+
+
+ATTACK = Attack(
+    "gd_line_search",
+    "gradient descent with exact line search, squared loss (the paper's attacker)",
+    run,
+    lambda arena: {"bias": (False, True)},
+)

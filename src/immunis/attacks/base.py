@@ -1,0 +1,311 @@
+"""What every attack is given, what it returns, and how its settings are searched.
+
+An attack gets a model (its own copy, or features cached from it), the attacker's data, a
+seed and a budget, and returns a learning curve: points of cost and score. The attacker's
+training data is divided into a part to fit and a part to validate; settings and the moment
+to stop are chosen on the latter, and only the chosen run's *test* scores are reported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from immunis.errors import InputError, SettingsError
+from immunis.features import Cut
+
+Settings = Mapping[str, Any]
+Space = Mapping[str, Sequence[Any]]
+Predict = Callable[[Tensor], Tensor]
+
+
+class NotApplicableError(Exception):
+    """The attack has nothing to work on here (no BatchNorm, no earlier layer, ...)."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a learning curve is after some cost.
+
+    Attributes:
+        steps: optimizer steps taken; 1 for a closed-form solution.
+        samples: training samples processed, counting repeats.
+        flops: floating-point operations spent on training, feature extraction included.
+        seconds: wall time spent on training, scoring excluded.
+        validation: score on the attacker's validation part.
+        test: score on test data.
+    """
+
+    steps: int
+    samples: int
+    flops: float
+    seconds: float
+    validation: float
+    test: float
+
+
+@dataclass(frozen=True)
+class Data:
+    """Inputs and labels as arrays: class positions (integers) or a target matrix (floats)."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A task as arrays."""
+
+    kind: str
+    outputs: int
+    train: Data
+    test: Data
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Everything one attack on one model with one seed may use.
+
+    Attributes:
+        cut: the model; an attack that changes it takes ``cut.copy()``.
+        kind: ``"classification"`` or ``"regression"``.
+        outputs: number of classes or targets.
+        train: the attacker's data.
+        test: held-out data.
+        cache: features already read, by layer: training and test rows.
+        extraction_flops: cost of reading one sample's features.
+        harmless: a harmless task, for attacks that warm up on one.
+        budget: the largest number of optimizer steps.
+        seed: decides the split, initial weights and batches.
+    """
+
+    cut: Cut
+    kind: str
+    outputs: int
+    train: Data
+    test: Data
+    cache: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    extraction_flops: float = 0.0
+    harmless: Samples | None = None
+    budget: int = 1000
+    seed: int = 0
+    device: str = "cpu"
+
+    @cached_property
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Training rows to fit on (80%) and to validate on (20%), drawn by the seed."""
+        order = np.random.default_rng(self.seed).permutation(len(self.train.labels))
+        held = max(1, len(order) // 5)
+        return order[held:], order[:held]
+
+    def generator(self) -> torch.Generator:
+        """Return a fresh generator on this arena's seed."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def features(self, layer: str = "") -> Features:
+        """Features cached at a layer, divided into fit, validation and test parts."""
+        train, test = (torch.from_numpy(np.array(part)) for part in self.cache[layer])
+        return Features(self, train, test)
+
+    def labels(self, part: np.ndarray) -> Tensor:
+        """Labels as a tensor: class positions, or a float64 target matrix."""
+        kind = torch.int64 if self.kind == "classification" else torch.float64
+        return torch.from_numpy(np.array(part)).to(kind)
+
+
+class Features:
+    """Feature matrices of one arena with their labels, and scoring on them."""
+
+    def __init__(self, arena: Arena, train: Tensor, test: Tensor) -> None:
+        fit, held = (torch.from_numpy(rows) for rows in arena.rows)
+        labels = arena.labels(arena.train.labels)
+        self.arena, self.kind, self.outputs = arena, arena.kind, arena.outputs
+        self.z, self.y = train[fit], labels[fit]
+        self.parts = {
+            "validation": (train[held], labels[held]),
+            "test": (test, arena.labels(arena.test.labels)),
+        }
+
+    @property
+    def dimension(self) -> int:
+        """Number of features D."""
+        return self.z.shape[1]
+
+    @property
+    def samples(self) -> int:
+        """Number of samples to fit on."""
+        return len(self.z)
+
+    def targets(self) -> Tensor:
+        """Labels to fit as a float64 matrix: one column per class or target."""
+        if self.kind == "regression":
+            return self.y
+        return torch.nn.functional.one_hot(self.y, self.outputs).to(torch.float64)
+
+    def map(self, transform: Callable[[Tensor], Tensor]) -> Features:
+        """Return the same problem with every feature matrix transformed."""
+        mapped = Features.__new__(Features)
+        mapped.__dict__.update(self.__dict__)
+        mapped.z = transform(self.z)
+        mapped.parts = {name: (transform(z), y) for name, (z, y) in self.parts.items()}
+        return mapped
+
+    def standardised(self) -> Features:
+        """Return the problem with every feature centred and of unit deviation."""
+        mean, deviation = self.z.mean(0), self.z.std(0)
+        scale = torch.where(deviation > 1e-12 * deviation.max(), deviation, torch.inf)
+        return self.map(lambda z: (z - mean) / scale)
+
+    def scaled(self) -> Features:
+        """Return the problem with one common factor that makes the mean square one."""
+        size = self.z.square().mean().sqrt().clamp(min=1e-300)
+        return self.map(lambda z: z / size)
+
+    def scores(self, predict: Predict) -> tuple[float, float]:
+        """Score predictions (samples, outputs) on the validation and test parts."""
+        with torch.no_grad():
+            found = [score(predict(z), y, self.kind) for z, y in self.parts.values()]
+        return found[0], found[1]
+
+
+def score(predictions: Tensor, labels: Tensor, kind: str) -> float:
+    """Accuracy of the largest output, or R²; predictions that are not finite score nothing."""
+    if kind == "classification":
+        if not bool(torch.isfinite(predictions).all()):
+            return 0.0
+        return float((predictions.argmax(1) == labels).double().mean())
+    errors = (predictions.double() - labels).square().sum()
+    spread = (labels - labels.mean(0)).square().sum().clamp(min=1e-300)
+    value = float(1 - errors / spread)
+    return value if np.isfinite(value) else float("-inf")
+
+
+class Meter:
+    """Collects a learning curve, keeping the time spent on scoring out of it."""
+
+    def __init__(self, arena: Arena, extracted: bool = True) -> None:
+        self.points: list[Point] = []
+        samples = len(arena.rows[0])
+        self.flops = arena.extraction_flops * samples if extracted else 0.0
+        self._clock, self._spent = time.perf_counter(), 0.0
+
+    def point(self, steps: int, samples: int, flops: float, scores: Callable[[], Any]) -> None:
+        """Add a point after ``steps``; ``scores`` returns validation and test score."""
+        self._spent += time.perf_counter() - self._clock
+        with torch.no_grad():
+            validation, test = scores()
+        self.points.append(Point(steps, samples, self.flops + flops, self._spent, validation, test))
+        self._clock = time.perf_counter()
+
+
+def checkpoints(budget: int) -> list[int]:
+    """Steps 1, 2, 5, 10, 20, 50, ... up to and including the budget."""
+    marks = (m * 10**e for e in range(7) for m in (1, 2, 5))
+    return sorted({*itertools.takewhile(lambda m: m < budget, marks), budget})
+
+
+def count_flops(call: Callable[[], Any]) -> tuple[Any, float]:
+    """Run ``call`` and return its result with the operations torch counted in it."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        result = call()
+    return result, float(counter.get_total_flops())
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack: its name, one sentence, the layers it reads, its settings and its run.
+
+    Attributes:
+        layers: names of the layers whose features must be cached (``""`` for the features).
+        space: settings to search, by name; may depend on the arena.
+        run: one run with one setting.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[Arena, Settings], list[Point]]
+    space: Callable[[Arena], Space] = lambda arena: {}
+    layers: Callable[[Cut], Sequence[str]] = lambda cut: ("",)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best run of an attack's search: its settings, its curve, and what the search cost."""
+
+    settings: Settings
+    points: list[Point]
+    trials: int
+    search_flops: float
+    notes: list[str]
+
+
+def grid(space: Space) -> Iterator[dict[str, Any]]:
+    """Every combination of a space's values, in a fixed order."""
+    for values in itertools.product(*space.values()):
+        yield dict(zip(space, values, strict=True))
+
+
+def search(attack: Attack, arena: Arena, trials: int | None = None) -> Outcome:
+    """Run an attack over its search space and return the run that validates best.
+
+    Args:
+        attack: what to run.
+        arena: on what.
+        trials: None for the whole grid; a number lets optuna choose that many settings
+            between the space's ends (extra ``search``).
+    """
+    space = dict(attack.space(arena))
+    tried: list[tuple[float, Settings, list[Point]]] = []
+
+    def attempt(settings: Settings) -> float:
+        points = attack.run(arena, settings)
+        if not points:
+            raise InputError(f"attack {attack.name!r} returned an empty curve.")
+        best = max(p.validation for p in points)
+        tried.append((best, dict(settings), points))
+        return best
+
+    if trials is None or not space:
+        for each in grid(space):
+            attempt(each)
+    else:
+        _optuna(space, attempt, trials, arena.seed)
+    _, settings, points = max(tried, key=lambda t: t[0])  # the first of equals
+    return Outcome(
+        settings,
+        points,
+        len(tried),
+        sum(run[-1].flops for *_, run in tried),
+        [],
+    )
+
+
+def _optuna(space: Space, attempt: Callable[[Settings], float], trials: int, seed: int) -> None:
+    try:
+        import optuna
+    except ImportError as error:
+        raise SettingsError("optuna is not installed: pip install immunis[search]") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def objective(trial: Any) -> float:
+        settings = {}
+        for name, values in space.items():
+            number = all(isinstance(v, float) and v > 0 for v in values) and len(values) > 1
+            if number:
+                settings[name] = trial.suggest_float(name, min(values), max(values), log=True)
+            else:
+                settings[name] = trial.suggest_categorical(name, list(values))
+        return attempt(settings)
+
+    sampler = optuna.samplers.TPESampler(seed=seed)
+    optuna.create_study(direction="maximize", sampler=sampler).optimize(objective, n_trials=trials)

@@ -1,0 +1,23 @@
+"""Fine-tune scales, shifts and statistics of normalisation layers only."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
+from immunis.attacks.tuning import Network, space, tune
+
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Train the affine parameters of every normalisation layer and a new head."""
+    network = Network(arena.cut.copy(), arena.outputs, arena.generator())
+    norms = [m for m in network.body.modules() if isinstance(m, NORMS)]
+    trained = [p for norm in norms for p in norm.parameters()]
+    if not trained:
+        raise NotApplicableError("the model has no normalisation layer with parameters")
+    return tune(arena, network, trained, settings)
+
+
+ATTACK = Attack("batchnorm_only", "fine-tune normalisation layers", run, space, lambda cut: ())

@@ -1,0 +1,15 @@
+"""Fine-tune the whole network."""
+
+from __future__ import annotations
+
+from immunis.attacks.base import Arena, Attack, Point, Settings
+from immunis.attacks.tuning import Network, space, tune
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Train every parameter and a new head."""
+    network = Network(arena.cut.copy(), arena.outputs, arena.generator())
+    return tune(arena, network, network.body.parameters(), settings)
+
+
+ATTACK = Attack("finetune_all", "fine-tune the whole network", run, space, lambda cut: ())

@@ -1,0 +1,33 @@
+"""Invert the last linear map and probe what went into it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
+from immunis.attacks.surgery import CHOICE, probe_on
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Probe ``(z − b)·(W⁺)ᵀ``: exact where W has full column rank."""
+    layer = arena.cut.last_layer
+    weight = layer.weight.detach().double()
+    bias = 0.0 if layer.bias is None else layer.bias.detach().double()
+    inverse = torch.linalg.pinv(weight).T
+
+    def undo(features: np.ndarray) -> np.ndarray:
+        return ((torch.from_numpy(np.array(features)).double() - bias) @ inverse).numpy()
+
+    train, test = arena.cache[""]
+    return probe_on(arena, undo(train), undo(test), settings["probe"])
+
+
+def space(arena: Arena) -> dict[str, tuple[str, ...]]:
+    """Every probe."""
+    if arena.cut.last_linear is None:
+        raise NotApplicableError("the features are not the output of a linear layer")
+    return {"probe": CHOICE}
+
+
+ATTACK = Attack("invert_last", "undo the last linear map by its pseudo-inverse", run, space)

@@ -1,0 +1,40 @@
+"""Kernel ridge regression with an RBF kernel, by random Fourier features."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from immunis.attacks.base import Arena, Attack, Meter, Point, Settings
+from immunis.attacks.probing import one_point
+from immunis.attacks.ridge import ridge_probe
+from immunis.gram import gram_of
+
+WIDTH = 1024
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Ridge on ``cos(zᵀω + b)`` with ω ~ N(0, 2γI) (Rahimi and Recht 2007), γ = width/D."""
+    features, meter = arena.features().standardised(), Meter(arena)
+    generator = arena.generator()
+    gamma = settings["width"] / features.dimension
+    frequencies = torch.randn(features.dimension, WIDTH, generator=generator) * math.sqrt(2 * gamma)
+    phases = 2 * math.pi * torch.rand(WIDTH, generator=generator)
+
+    def lift(z: Tensor) -> Tensor:
+        return torch.cos(z.float() @ frequencies + phases)
+
+    weights, bias = ridge_probe(gram_of(lift(features.z), features.targets()), settings["ridge"])
+    n, d = features.samples, features.dimension
+    flops = 2.0 * n * WIDTH * (d + WIDTH + features.outputs) + 2 / 3 * WIDTH**3
+    return one_point(features, flops, lambda z: lift(z).double() @ weights + bias, meter)
+
+
+ATTACK = Attack(
+    "kernel",
+    "RBF kernel ridge by random features",
+    run,
+    lambda arena: {"width": (0.1, 0.5), "ridge": (1e-4, 1e-2)},
+)

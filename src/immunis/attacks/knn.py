@@ -1,0 +1,41 @@
+"""k nearest neighbours on frozen features: no training at all."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from immunis.attacks.base import Arena, Attack, Meter, Point, Settings
+from immunis.attacks.probing import one_point
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Vote (or average) among the k nearest samples, by Euclidean distance or cosine."""
+    features, meter = arena.features().standardised(), Meter(arena)
+    targets = features.targets()
+    k = min(settings["k"], features.samples)
+
+    def direction(z: Tensor) -> Tensor:
+        z = z.float()
+        return torch.nn.functional.normalize(z, dim=1) if settings["metric"] == "cosine" else z
+
+    known = direction(features.z)
+
+    def predict(z: Tensor) -> Tensor:
+        rows = []
+        for block in direction(z).split(1024):
+            near = torch.cdist(block, known).topk(k, largest=False).indices
+            rows.append(targets[near].mean(1))
+        return torch.cat(rows)
+
+    asked = sum(len(z) for z, _ in features.parts.values())
+    flops = 2.0 * asked * features.samples * features.dimension
+    return one_point(features, flops, predict, meter)
+
+
+ATTACK = Attack(
+    "knn",
+    "k nearest neighbours on standardised features",
+    run,
+    lambda arena: {"k": (1, 5, 20), "metric": ("euclidean", "cosine")},
+)

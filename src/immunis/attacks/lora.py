@@ -1,0 +1,40 @@
+"""Fine-tune low-rank updates (LoRA, Hu et al. 2022) of every linear and convolutional layer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import nn
+
+from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
+from immunis.attacks.tuning import Network, space, tune
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Train rank-8 updates and a new head; needs the extra ``lora`` (peft)."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise NotApplicableError("peft is not installed: pip install immunis[lora]") from error
+    cut = arena.cut.copy()
+    names = [
+        name
+        for name, module in cut.model.named_modules()
+        if name and name != cut.head and isinstance(module, nn.Linear | nn.Conv2d)
+    ]
+    if not names:
+        raise NotApplicableError("the extractor has no linear or convolutional layer")
+    network = Network(cut, arena.outputs, arena.generator())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(arena.seed)
+        config = LoraConfig(r=8, lora_alpha=16, target_modules=names)
+        model = inject_adapter_in_model(config, cut.model)
+    dtype = network.head.weight.dtype
+    network.body = model.to(dtype)
+    network.cut = dataclasses.replace(cut, model=model)
+    trained = [p for name, p in model.named_parameters() if "lora_" in name]
+    return tune(arena, network, trained, settings)
+
+
+ATTACK = Attack("lora", "fine-tune low-rank updates", run, space, lambda cut: ())

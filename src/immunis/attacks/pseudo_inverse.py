@@ -1,0 +1,44 @@
+"""Start descent where the released last linear map says the answer should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
+from immunis.attacks.drop_last import layers
+from immunis.attacks.gd_line_search import line_search
+from immunis.attacks.probing import least_squares_curve
+from immunis.attacks.ridge import ridge_probe
+from immunis.gram import gram_of
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Fit a probe before the map, carry it through the map's pseudo-inverse, descend from there."""
+    before = arena.features(layers(arena.cut)[0])
+    weights, _ = ridge_probe(gram_of(before.z, before.targets()), settings["ridge"])
+    layer = arena.cut.last_layer
+    start = torch.linalg.pinv(layer.weight.detach().double().T) @ weights
+
+    def path(hessian: Tensor, cross: Tensor) -> Iterator[Tensor]:
+        return line_search(hessian, cross, start)
+
+    return least_squares_curve(arena.features(), path, bias=True)
+
+
+def space(arena: Arena) -> dict[str, tuple[float, ...]]:
+    """Two penalties for the probe that is carried over."""
+    if not layers(arena.cut):
+        raise NotApplicableError("the features are not the output of a linear layer")
+    return {"ridge": (1e-6, 1e-2)}
+
+
+ATTACK = Attack(
+    "pseudo_inverse",
+    "warm start from the pseudo-inverse of the last linear map",
+    run,
+    space,
+    lambda cut: ("", *layers(cut)),
+)

@@ -1,0 +1,35 @@
+"""Re-initialise the last stages, then fine-tune: cuts a defence of them away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
+from immunis.attacks.tuning import Network, parameters_of, tune
+from immunis.attacks.tuning import space as tuning_space
+from immunis.features import reinitialise
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Draw the last n stages anew, then train them, or everything, and a new head."""
+    cut = arena.cut.copy()
+    fresh = cut.stages[-settings["stages"] :]
+    for stage in fresh:
+        reinitialise(cut.model.get_submodule(stage), arena.seed)
+    network = Network(cut, arena.outputs, arena.generator())
+    all_of_it = settings["train"] == "all"
+    trained = network.body.parameters() if all_of_it else parameters_of(cut, fresh)
+    return tune(arena, network, trained, settings)
+
+
+def space(arena: Arena) -> dict[str, Sequence[object]]:
+    """One or two stages, trained alone or with everything below."""
+    if len(arena.cut.stages) < 2:
+        raise NotApplicableError("the extractor has one stage only: this is training from scratch")
+    stages = (1, 2) if len(arena.cut.stages) > 2 else (1,)
+    return {"stages": stages, "train": ("last", "all"), **tuning_space(arena)}
+
+
+ATTACK = Attack(
+    "reinit_last", "re-initialise the last stages, then fine-tune", run, space, lambda cut: ()
+)

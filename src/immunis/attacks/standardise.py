@@ -1,0 +1,15 @@
+"""Standardise every feature, then descend: undoes badly scaled coordinates."""
+
+from __future__ import annotations
+
+from immunis.attacks.base import Arena, Attack, Point, Settings
+from immunis.attacks.gd_line_search import line_search
+from immunis.attacks.probing import least_squares_curve
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Gradient descent with exact line search on standardised features."""
+    return least_squares_curve(arena.features().standardised(), line_search, bias=True)
+
+
+ATTACK = Attack("standardise", "per-feature standardisation, then gradient descent", run)

@@ -1,0 +1,42 @@
+"""Whiten the features, then descend: undoes every conditioning defence at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from immunis.attacks.base import Arena, Attack, Features, Point, Settings
+from immunis.attacks.gd_line_search import line_search
+from immunis.attacks.probing import least_squares_curve
+from immunis.spectrum import eigh, relative_cutoff
+
+
+def whitening(z: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Mean and ``(Σ + ridge·tr(Σ)/D·I)^{-1/2}`` on the range of Σ."""
+    mean = z.double().mean(0)
+    centred = z.double() - mean
+    values, vectors = eigh(centred.T @ centred / len(z))
+    epsilon = torch.finfo(z.dtype).eps
+    keep = values > values[0] * relative_cutoff(len(values), epsilon)
+    damped = values[keep] + ridge * values.clamp(min=0).mean()
+    return mean, vectors[:, keep] * damped.rsqrt()
+
+
+def whitened(features: Features, ridge: float) -> Features:
+    """Return the problem in coordinates where the features are white."""
+    mean, transform = whitening(features.z, ridge)
+    return features.map(lambda z: (z.double() - mean) @ transform)
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Gradient descent with exact line search on whitened features."""
+    features = whitened(arena.features(), settings["ridge"])
+    return least_squares_curve(features, line_search, bias=True)
+
+
+ATTACK = Attack(
+    "whiten",
+    "full whitening, then gradient descent",
+    run,
+    lambda arena: {"ridge": (0.0, 1e-4, 1e-2)},
+)

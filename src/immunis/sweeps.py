@@ -1,0 +1,122 @@
+"""Many independent jobs: in parallel, over machines, resumable, the same results either way.
+
+A job is a function of picklable arguments that returns plain JSON values. Finished results
+are kept, one file each, in a folder; a second run with the same folder repeats none of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from immunis.errors import SettingsError
+from immunis.records import make_folder, write_text
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function, its arguments, and a label for progress."""
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    label: str = ""
+
+
+def key_of(*parts: Any) -> str:
+    """A stable name for a result: the hash of everything that decides it."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def sweep(
+    jobs: Mapping[str, Job],
+    *,
+    folder: str | Path | None = None,
+    workers: int = 1,
+    cluster: str | None = None,
+    progress: Callable[[str, float], None] = lambda label, share: None,
+) -> dict[str, Any]:
+    """Run every job and return results by key, in the order of ``jobs``.
+
+    Args:
+        jobs: by key; equal keys mean equal results.
+        folder: where finished results are kept and looked for; nowhere if left out.
+        workers: processes on this machine; 1 runs in this one.
+        cluster: address of a Ray cluster (``ray://host:port``, or ``local`` for one started
+            here) instead; needs the extra ``cluster``.
+        progress: called after each job with its label and the share of jobs done.
+
+    Every job runs on one thread, so that results do not depend on ``workers``.
+    """
+    if workers < 1:
+        raise SettingsError(f"workers={workers}: need at least 1.")
+    store = None if folder is None else make_folder(folder)
+    results = {} if store is None else _finished(store, jobs)
+    todo = [key for key in jobs if key not in results]
+
+    def keep(key: str, result: Any) -> None:
+        results[key] = result
+        if store is not None:
+            write_text(store / f"{key}.json", json.dumps(result))
+        progress(jobs[key].label, len(results) / len(jobs))
+
+    if workers == 1 and cluster is None:
+        for key in todo:
+            keep(*_run(key, jobs[key]))
+    elif todo:
+        from joblib import Parallel, delayed
+
+        with ExitStack() as stack:
+            if cluster is not None:
+                stack.enter_context(_ray(cluster))
+            pool = Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
+            for key, result in pool(delayed(_run)(key, jobs[key]) for key in todo):
+                keep(key, result)
+    return {key: results[key] for key in jobs}
+
+
+def _run(key: str, job: Job) -> tuple[str, Any]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        # Through JSON and back, so that a fresh result equals one read from its file.
+        return key, json.loads(json.dumps(job.call(*job.arguments)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _finished(store: Path, jobs: Mapping[str, Job]) -> dict[str, Any]:
+    found = {}
+    for key in jobs:
+        path = store / f"{key}.json"
+        if path.exists():
+            try:
+                found[key] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:
+                path.unlink()  # not ours, or damaged by other hands: run it again
+    return found
+
+
+def _ray(address: str) -> Any:
+    try:
+        import ray
+        from ray.util.joblib import register_ray
+    except ImportError as error:
+        raise SettingsError("a cluster needs the extra: pip install immunis[cluster]") from error
+    from joblib import parallel_config
+
+    if not ray.is_initialized():
+        ray.init(
+            address=None if address == "local" else address,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
+    register_ray()
+    return parallel_config(backend="ray")
