@@ -12,17 +12,32 @@ from pathlib import Path
 
 from immunis import figures
 from immunis.records import Record, write_bytes, write_text
-from immunis.tables import bench_table, demo_table
+from immunis.tables import (
+    audit_table,
+    bench_table,
+    demo_table,
+    models_table,
+    time_table,
+    worst_case_table,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TABLES = {"demo": demo_table, "bench-core": bench_table}
+TABLES = {
+    "demo": demo_table,
+    "bench-core": bench_table,
+    "audit-digit-parity": audit_table,
+    "audit-digit-parity-worst": worst_case_table,
+    "audit-digit-parity-models": models_table,
+    "bench-audit": time_table,
+}
 FIGURES = {"demo": ("overview",)}
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def record(name: str) -> Record:
     """Load a committed record."""
+    name = name.removesuffix("-worst").removesuffix("-models")  # several tables of one record
     return Record.load(ROOT / "results" / f"{name}.json")
 
 

@@ -39,7 +39,7 @@ def run(monkeypatch, capsys, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("command", [[], ["measure"], ["immunize"], ["demo"], ["list"]])
+@pytest.mark.parametrize("command", [[], ["measure"], ["immunize"], ["audit"], ["demo"], ["list"]])
 def test_help_says_what_to_do(run, command, tmp_path):
     done = run(*command, "--help")
     assert done.returncode == 0
@@ -93,6 +93,7 @@ def test_immunize_writes_weights_record_and_card(run, tmp_path):
         (["list", "method"], 2, "did you mean 'methods'"),
         (["demo", "--seed", "-1"], 2, "--seed"),
         (["immunize", "late.toml"], 2, "label 5 is not among"),
+        (["audit", "digitparity"], 2, "did you mean 'digit-parity'"),
         (["frobnicate"], 2, "No such command"),
     ],
 )
@@ -134,6 +135,40 @@ def test_mistakes_end_in_one_clear_error_and_leave_nothing_behind(
 def test_a_read_only_folder_is_said(run, tmp_path):
     (tmp_path / "closed").mkdir(mode=0o500)
     assert "cannot write" in run("measure", "digits", "-o", "closed/x").stderr
+
+
+def test_audit_prints_the_worst_case_first_and_resumes(run, tmp_path):
+    (tmp_path / "small.toml").write_text(
+        "[data]\nsource = 'digit-parity'\n[model]\nnetwork = [8]\n"
+        "[audit]\nattacks = ['ridge', 'knn']\nseeds = 1\nbudget = 5\n"
+        "[[audit.methods]]\nname = 'erase'\n[[audit.methods]]\nname = 'erase'\nstrength = 0.0\n"
+    )
+    done = run("audit", "small.toml", "-o", "out", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("worst of 2 attacks, 5 steps")
+    assert "residual" not in done.stderr
+    record = Record.load(tmp_path / "out" / "record.json")
+    assert list(record.figures["models"]) == ["original", "erase", "erase 2"]
+    kept = sorted((tmp_path / "out" / "attacks").iterdir())
+    again = run("audit", "small.toml", "-o", "out", "--json")
+    assert (
+        json.loads(again.stdout)["figures"]["attacks"]
+        == json.loads(record.to_json())["figures"]["attacks"]
+    )
+    assert sorted((tmp_path / "out" / "attacks").iterdir()) == kept
+    one = run("audit", "small.toml", "-o", "out", "--attacks", "ridge")
+    assert "worst of 1 attacks" in one.stdout
+
+
+def test_an_interrupted_audit_says_how_to_go_on(run, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["immunis.audit"], "sweep", interrupted)
+    done = run("audit", "digit-parity", "--attacks", "ridge")
+    assert done.returncode == 130
+    assert "the same command goes on from there" in done.stderr
 
 
 def test_an_interrupted_run_says_so_and_writes_nothing(run, tmp_path, monkeypatch):

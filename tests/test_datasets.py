@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from immunis import InputError, Spectrum, gram, reference_condition_number
-from immunis.datasets import digits, house_prices, mnist_images, mnist_pair
+from immunis.datasets import digit_parity, digits, house_prices, mnist_images, mnist_pair
 from immunis.datasets.house_prices import _encode, _read
 from immunis.gram import gram_of
+from immunis.networks import pretrained_mlp
 
 
 def test_digits_are_split_without_overlap(digit_tasks):
@@ -36,10 +37,33 @@ def test_impossible_digits_are_refused(bad):
         digits(**bad)
 
 
+def test_digit_parity_keeps_its_samples_apart():
+    tasks = digit_parity(shots=30)
+    assert tasks.primary.outputs == 10
+    assert tasks.attacker.classes == (0, 1)
+    splits = [tasks.harmful.train, tasks.attacker.train, tasks.attacker.test]
+    rows = [set(split.row_hashes()) for split in splits]
+    assert len(rows[1]) == 30
+    assert not rows[0] & rows[1] | rows[0] & rows[2] | rows[1] & rows[2]
+    assert tasks.transfer[0].name == "at least five"
+    with pytest.raises(InputError, match="shots=5"):
+        digit_parity(shots=5)
+
+
+def test_a_small_network_is_trained_the_same_each_time():
+    tasks = digit_parity()
+    a, b = (pretrained_mlp(tasks.primary, (16,), epochs=10) for _ in range(2))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    x, y = tasks.primary.test.tensors()
+    assert float((a(x).argmax(1) == y).double().mean()) > 0.5
+    with pytest.raises(InputError, match="flat inputs"):
+        pretrained_mlp(tasks.primary, ())
+
+
 def test_house_prices_as_in_the_paper(data_folder, quiet_rank):
     tasks = house_prices(data_folder)
     assert tasks.primary.input_shape == (79,)
-    sizes = [len(t.train.tensors()[0]) for t in tasks]
+    sizes = [len(t.train.tensors()[0]) for t in tasks[:3]]
     assert sizes == [247, 690, 230]
     table = _read(data_folder / "house_prices" / "train.csv")
     zone = table["MSZoning"] == "RL"

@@ -26,6 +26,19 @@ def test_figures_equal_their_records(name):
         assert build.record(name).digest().encode() in image, "run: python docs/build.py"
 
 
+def test_the_attack_in_the_docs_passes_the_contract(monkeypatch):
+    text = (ROOT / "docs" / "attacks.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", text, re.S)[-1]
+    assert code.count("\n") < 40
+    found: dict = {}
+    exec(compile(code, "attacks.md", "exec"), found)
+    from immunis.attacks.base import search
+    from test_attacks import arena_for
+
+    arena = arena_for(found["ATTACK"])
+    assert search(found["ATTACK"], arena).points[-1].test > 0.9
+
+
 @pytest.mark.parametrize("path", build.PAGES, ids=lambda p: p.name)
 def test_links_between_files_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):

@@ -157,7 +157,9 @@ class TestContract:
         (torch.eye(6), "reads 6 features"),
         (torch.eye(5).long(), "floating-point"),
         (torch.full((5, 5), float("nan")), "finite"),
-        (nn.ReLU(), "expected nn.Linear"),
+        ("theta", "expected nn.Linear"),
+        (nn.ReLU().eval(), "not the output of a linear layer"),
+        (nn.Sequential(nn.Linear(5, 5)), "training mode"),
     ],
 )
 def test_bad_models_are_refused_by_every_method(method, model, says, pair):
@@ -281,6 +283,40 @@ def test_a_record_stays_true_whatever_becomes_of_the_layers(pair):
 def test_a_single_class_has_no_score(pair):
     one = Task((torch.randn(30, 5), torch.zeros(30, dtype=torch.long)), name="one")
     assert immunize(EYE, one, pair[1], "frontier").record.figures["primary_score"]["after"] is None
+
+
+def small_network(pair, head=True):
+    parts = [nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6)]
+    return nn.Sequential(*parts, *([nn.Linear(6, 3)] if head else [])).eval()
+
+
+@pytest.mark.parametrize("method", ["frontier", "erase", "condition"])
+def test_a_network_comes_back_plain_with_the_map_folded_in(method, pair):
+    network = small_network(pair)
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    result = immunize(network, *pair, method)
+    assert type(result.model) is nn.Sequential
+    assert result.model.state_dict().keys() == before.keys()
+    assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
+    assert torch.equal(result.model[0].weight, network[0].weight)
+    assert not torch.equal(result.model[2].weight, network[2].weight)
+    assert result.head is result.model[3]
+    x = pair[0].test.tensors()[0].float()
+    torch.testing.assert_close(result.model(x), network(x), rtol=1e-3, atol=1e-3)
+    assert result.record.figures["rir"]["value"] > 0
+
+
+def test_a_network_without_a_head_gets_a_least_squares_one(pair):
+    result = immunize(small_network(pair, head=False), *pair, "erase")
+    assert result.head.in_features == 6
+    assert result.record.figures["primary_score"]["after"] > 0.5
+    own = nn.Linear(6, 3)
+    x = pair[0].test.tensors()[0].float()
+    network = small_network(pair, head=False)
+    result = immunize(network, *pair, "frontier", head=own)
+    torch.testing.assert_close(
+        result.head(result.model(x).double()), own(network(x)).double(), rtol=1e-3, atol=1e-3
+    )
 
 
 # What is special about each method.

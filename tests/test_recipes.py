@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from immunis import InputError, SettingsError
+from immunis import InputError, SettingsError, Task
 from immunis.recipes import bundled, load_recipe
 
 
@@ -37,7 +37,14 @@ def test_every_bundled_recipe_is_valid(name):
         ("[data]\nsource = 'digits'\n[method]\nname = 'erase'\nstrength = 2.0", "strength"),
         ("[data]\nsource = 'digits'\n[model]\ninit = 'zeros'", "unknown init"),
         ("[data]\nsource = 'digits'\n[model]\ntheta = 'x'", "unknown setting of \\[model\\]"),
-        ("[data]\nsource = 'digits'\n[model]\ninit = 'random'\nweights = 'x'", "either"),
+        ("[data]\nsource = 'digits'\n[model]\ninit = 'random'\nweights = 'x'", "takes one of"),
+        ("[data]\nsource = 'digits'\n[model]\nnetwork = [0]", "at least 1"),
+        ("[data]\nsource = 'digits'\n[model]\nnetwork = 'mlp'", "network='mlp'"),
+        ("[data]\nsource = 'digits'\n[audit]\nattacks = 'quik'", "did you mean 'quick'"),
+        ("[data]\nsource = 'digits'\n[audit]\nattacks = ['rigde']", "did you mean 'ridge'"),
+        ("[data]\nsource = 'digits'\n[audit]\nseeds = 0", "need at least 1"),
+        ("[data]\nsource = 'digits'\n[audit]\nseed = 1", "did you mean 'seeds'"),
+        ("[data]\nsource = 'digits'\n[[audit.methods]]\nname = 'erse'", "did you mean 'erase'"),
         ("[data]\nsource = ['digits']", "unknown data source"),
         ("[data]\nsource = 'digits'\nprimary = 3", "primary=3 is of type int"),
         ("[data]\nsource = 'digits'\nprimary = [[0, 1], [2]]", "primary="),
@@ -117,19 +124,22 @@ def test_bad_npz_files_are_said(tmp_path):
 
 def test_extractors_come_from_init_or_a_file(tmp_path):
     base = "[data]\nsource = 'digits'\n"
-    assert torch.equal(load_recipe(write(tmp_path, base)).extractor(3), torch.eye(3).double())
+    task = Task((torch.randn(20, 3), torch.arange(20) % 2))
+    assert torch.equal(load_recipe(write(tmp_path, base)).extractor(task), torch.eye(3).double())
     random = load_recipe(write(tmp_path, base + "[model]\ninit = 'random'\n"))
-    assert torch.equal(random.extractor(3), random.extractor(3))
-    assert not torch.equal(random.extractor(3), torch.eye(3).double())
+    assert torch.equal(random.extractor(task), random.extractor(task))
+    assert not torch.equal(random.extractor(task), torch.eye(3).double())
+    network = load_recipe(write(tmp_path, base + "[model]\nnetwork = [4, 2]\n")).extractor(task)
+    assert [m.out_features for m in network if hasattr(m, "out_features")] == [4, 2, 2]
     stored = load_recipe(write(tmp_path, base + "[model]\nweights = 'l.safetensors'\n"))
     with pytest.raises(InputError, match="no such file"):
-        stored.extractor(3)
+        stored.extractor(task)
     layer = torch.nn.Linear(3, 3)
     save_file(layer.state_dict(), tmp_path / "l.safetensors")
-    assert torch.equal(stored.extractor(3).weight, layer.weight)
+    assert torch.equal(stored.extractor(task).weight, layer.weight)
     save_file({"w": torch.zeros(2)}, tmp_path / "l.safetensors")
     with pytest.raises(InputError, match="expected 'weight'"):
-        stored.extractor(3)
+        stored.extractor(task)
     (tmp_path / "l.safetensors").write_bytes(pickle.dumps({}))
     with pytest.raises(InputError, match="not a safetensors file"):
-        stored.extractor(3)
+        stored.extractor(task)

@@ -1,6 +1,7 @@
 """Make open-weight models hard to turn to harm, and measure how hard."""
 
 from immunis._version import __version__
+from immunis.audit import Audit, audit
 from immunis.errors import (
     ImmunisError,
     InputError,
@@ -19,6 +20,7 @@ from immunis.spectrum import Spectrum, condition_number_interval, reference_cond
 from immunis.tasks import Task
 
 __all__ = [
+    "Audit",
     "Gram",
     "ImmunisError",
     "Immunized",
@@ -33,6 +35,7 @@ __all__ = [
     "Spectrum",
     "Task",
     "__version__",
+    "audit",
     "condition_number_interval",
     "gram",
     "immunize",

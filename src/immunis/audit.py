@@ -31,7 +31,9 @@ from immunis.attacks.ridge import ridge_probe
 from immunis.errors import InputError, RankWarning, SettingsError
 from immunis.features import Cut, cut, untrained
 from immunis.gram import gram_of
+from immunis.immunize import immunize
 from immunis.measure import data_figures
+from immunis.recipes import Recipe
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
 from immunis.spectrum import Spectrum
@@ -47,11 +49,12 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class WorstCase:
-    """The attack that keeps most of the original model's help.
+    """The attack that gains most from a model over the same attack on the untrained control.
 
     Attributes:
         residual_advantage: share of that help kept, over the untrained control; NaN where the
             original gives none, or the model is broken.
+        overall: the same for an attacker who picks the best attack for each model.
         attack: which attack.
         accuracy: its mean test score (accuracy, or R²).
         highest_attack: the attack with the highest score, which may be another.
@@ -60,6 +63,7 @@ class WorstCase:
     """
 
     residual_advantage: float
+    overall: float
     attack: str | None
     accuracy: float
     highest_attack: str | None
@@ -203,11 +207,15 @@ def audit(
     described = _describe(cuts, primary, samples, reader, original)
     scratch = outcomes("harmful", "finetune_all")[CONTROL]
     cases = {
-        name: {**worst_case(table, name), "broken": described[name]["broken"]} for name in cuts
+        name: {
+            **worst_case(table, name, original, CONTROL),
+            "broken": described[name]["broken"],
+        }
+        for name in cuts
     }
     for row in cases.values():
         if row["broken"]:
-            row["residual_advantage"] = math.nan
+            row["residual_advantage"] = row["overall"] = math.nan
     figures = {
         "worst_case": cases,
         "models": described,
@@ -257,6 +265,32 @@ def audit(
             seconds=time.perf_counter() - start,
         )
     )
+
+
+def audit_recipe(
+    recipe: Recipe, data: str | None = None, attacks: str | Sequence[str] | None = None, **more: Any
+) -> Audit:
+    """Build what a recipe describes, defend it by each of its methods, and audit them all."""
+    tasks = recipe.tasks(data)
+    model = recipe.extractor(tasks.primary)
+    options = dict(recipe.audit)
+    models: dict[str, Any] = {"original": model}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)  # ranks are reported
+        for table in options.pop("methods", [recipe.method] if recipe.method else []):
+            settings = dict(table)
+            method = settings.pop("name")
+            label = method if method not in models else f"{method} {len(models)}"
+            models[label] = immunize(
+                model, tasks.primary, tasks.harmful, method, seed=recipe.seed, **settings
+            )
+    chosen = attacks or options.pop("attacks", "standard")
+    options.pop("attacks", None)
+    result = audit(
+        models, tasks.primary, tasks.attacker, tasks.transfer, chosen,
+        defender=tasks.harmful, **options, **more,
+    )  # fmt: skip
+    return Audit(result.record.with_settings(recipe=recipe.to_dict()))
 
 
 def run_attack(name: str, arena: Arena, trials: int | None) -> dict[str, Any]:
@@ -393,8 +427,7 @@ class _Reader:
 
     @torch.no_grad()
     def _forward(self, model: Cut, inputs: Tensor, layer: str) -> Tensor:
-        parameter = next(model.model.parameters(), torch.zeros(()))
-        return model.read(inputs.to(self.device, parameter.dtype), (layer,))[0].cpu()
+        return model.read(inputs.to(model.example), (layer,))[0].cpu()
 
 
 def _describe(

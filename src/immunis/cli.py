@@ -70,7 +70,9 @@ def root(
 
 
 @contextmanager
-def _bar(title: str, quiet: bool) -> Iterator[Callable[[str, float], None]]:
+def _bar(
+    title: str, quiet: bool, kept: str = "no result was written."
+) -> Iterator[Callable[[str, float], None]]:
     """A progress bar on stderr; pulses until the first report."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=err, transient=True, disable=quiet) as progress:
@@ -80,7 +82,7 @@ def _bar(title: str, quiet: bool) -> Iterator[Callable[[str, float], None]]:
                 job, description=escape(what), completed=share, total=1.0
             )
         except KeyboardInterrupt:
-            err.print("interrupted: no result was written.")
+            err.print(f"interrupted: {kept}", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(130) from None
 
 
@@ -154,7 +156,7 @@ def immunize(recipe: Recipe, data: Data = None, output: Output = None, json: Jso
     with _bar(f"immunize {chosen.name}", json) as bar:
         tasks = chosen.tasks(data)
         result = run(
-            chosen.extractor(tasks.primary.input_shape[0]),
+            chosen.extractor(tasks.primary),
             tasks.primary,
             tasks.harmful,
             method,
@@ -184,6 +186,67 @@ def immunize(recipe: Recipe, data: Data = None, output: Output = None, json: Jso
         highlight=False,
     )
     _where(*paths)
+
+
+@app.command()
+def audit(
+    recipe: Recipe,
+    data: Data = None,
+    output: Output = None,
+    attacks: Annotated[
+        str | None,
+        typer.Option(help="quick, standard, full, or names separated by commas; the recipe's."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
+    cluster: Annotated[
+        str | None, typer.Option(help="Ray cluster: ray://HOST:PORT, or local. Extra: cluster.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...: where models run.")] = "cpu",
+    json: Json = False,
+) -> None:
+    """Run attacks against a model, its defences and its controls; the worst case leads.
+
+    Finished attacks are kept in the output folder: the same command goes on where it stopped.
+    """
+    from immunis.audit import audit_recipe as run
+    from immunis.recipes import load_recipe
+    from immunis.records import check_folder, make_folder
+    from immunis.tables import audit_table, models_table, number, worst_case_table
+
+    chosen = load_recipe(recipe)
+    folder = make_folder(check_folder(output or f"immunis-runs/{chosen.name}-audit"))
+    resume = f"finished attacks are kept in {folder}; the same command goes on from there."
+    with _bar(f"audit {chosen.name}", json, resume) as bar:
+        result = run(
+            chosen,
+            data,
+            attacks=attacks,
+            workers=workers,
+            cluster=cluster,
+            folder=folder / "attacks",
+            device=device,
+            progress=bar,
+        )
+    path = result.record.save(folder / "record.json")
+    if json:
+        typer.echo(result.to_json())
+        return
+    f = result.record.figures
+    for table in (worst_case_table, audit_table, models_table):
+        _print(table(result.record))
+    foretold = ", ".join(
+        f"{name} {number(row['spearman'])}" for name, row in f["predictors"].items()
+    )
+    out.print(
+        "keeps: share of the original model's help, over untrained features, that the attacker "
+        "keeps in the worst attack; cost x: steps to 90% of what the original allows, against the "
+        "original; best/best: the share when each model meets its best attack. Rank correlation "
+        f"with the scores: {foretold}.",
+        highlight=False,
+    )
+    if not f["disjoint"]["checked"]:
+        out.print("Not checked: whether the attacker's data is disjoint from the defender's.")
+    _where(path)
 
 
 @app.command()
@@ -228,11 +291,11 @@ def demo(
 @app.command("list")
 def list_(
     what: Annotated[
-        str, typer.Argument(help="methods, recipes or sources; all of them if left out.")
+        str, typer.Argument(help="methods, attacks, recipes or sources; all if left out.")
     ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List the methods with their settings, the bundled recipes, and the data sources."""
+    """List the methods with their settings, the attacks, the bundled recipes, the data sources."""
     from json import dumps
 
     from immunis.errors import unknown
@@ -247,7 +310,8 @@ def list_(
         return
     for kind, entries in found.items():
         rows = [[e["name"], e["summary"], e.get("settings", "")] for e in entries]
-        settings = ["settings and defaults"] if any(row[2] for row in rows) else []
+        label = "family" if kind == "attacks" else "settings and defaults"
+        settings = [label] if any(row[2] for row in rows) else []
         width = 2 + len(settings)
         _print(Table(kind, ["name", "what it is", *settings], [r[:width] for r in rows]), text=True)
 

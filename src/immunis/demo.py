@@ -133,7 +133,7 @@ def demo(
             "methods": rows,
         },
         settings={"steps": list(STEPS)},
-        data=data_figures(**tasks._asdict()),
+        data=data_figures(primary=tasks.primary, harmful=tasks.harmful, attacker=tasks.attacker),
         seed=seed,
         seconds=time.perf_counter() - start,
     )

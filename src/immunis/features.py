@@ -37,6 +37,11 @@ class Cut:
     width: int
 
     @property
+    def example(self) -> Tensor:
+        """A parameter of the model: inputs go to its device and dtype."""
+        return next(self.model.parameters(), torch.zeros(()))
+
+    @property
     def head_layer(self) -> nn.Linear | None:
         """The linear head, if the model has one."""
         return None if self.head is None else _linear(self.model, self.head)
@@ -129,8 +134,8 @@ def cut(
     """Cut a model at its head.
 
     Args:
-        model: an ``nn.Module``, a matrix θ, a pair ``(extractor, head)``, or anything with
-            ``.model`` and ``.head`` such as the result of ``immunize``.
+        model: an ``nn.Module``, a matrix θ, a pair ``(extractor, head)``, or the result of
+            ``immunize`` (anything with ``.model`` and ``.head``).
         example: a few inputs, to see what the layers give.
         outputs: number of primary outputs; the last linear layer with that many is the head.
         head: name of the head inside the model, where it cannot be told from ``outputs``.
@@ -146,12 +151,13 @@ def cut(
             layer.weight.copy_(model.T)
         model = layer.eval()
     elif not isinstance(model, nn.Module) and hasattr(model, "model") and hasattr(model, "head"):
-        model = (model.model, model.head)
+        inside = [n for n, m in model.model.named_modules() if m is model.head]
+        model, head = (model.model, inside[0]) if inside else ((model.model, model.head), head)
     if isinstance(model, tuple) and len(model) == 2:
         model, head = nn.Sequential(*model), "1"
         model.train(any(part.training for part in model))
     if isinstance(model, nn.Linear):  # an extractor; wrapped so that its layer has a name
-        model = nn.Sequential(model).train(model.training)
+        model, outputs = nn.Sequential(model).train(model.training), None
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{name}: expected an nn.Module, a matrix or (extractor, head), "
@@ -175,8 +181,7 @@ def cut(
         ]
         head = fitting[-1] if fitting else None
     whole = Cut(model, head, _stages(model, head), None, 0)
-    parameter = next(model.parameters(), torch.zeros(()))
-    example = example.to(parameter.device, parameter.dtype)
+    example = example.to(whole.example)
     try:
         with torch.no_grad():
             (features,) = whole.read(example)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from immunis.errors import InputError
+from immunis.features import Cut, cut
 from immunis.gram import Gram, gram
 from immunis.guarantees import ceiling
 from immunis.measure import data_figures, paired_grams, spectrum_figures
@@ -21,13 +22,14 @@ from immunis.methods import LinearProblem, get_method
 from immunis.metrics import (
     RelativeImmunizationRatio,
     as_extractor,
+    check_pair,
     relative_immunization_ratio,
     score,
 )
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
 from immunis.spectrum import eigh, relative_cutoff
-from immunis.tasks import Task
+from immunis.tasks import Split, Task
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,13 @@ class Immunized:
     """An immunized extractor.
 
     Attributes:
-        model: a plain ``nn.Linear`` of the given one's shape, dtype and bias.
-        head: the primary task's linear head on it, of the same dtype.
+        model: a plain copy of what was given: same class, shapes, dtype and state-dict keys.
+        head: the primary task's linear head; inside ``model`` where the given model had one.
         exact: whether the head compensates the change exactly (θ is invertible), so that
             primary predictions are those of the original up to rounding.
     """
 
-    model: nn.Linear
+    model: nn.Module
     head: nn.Linear
     exact: bool
     _run: _Run
@@ -53,7 +55,7 @@ class Immunized:
 
 
 def immunize(
-    model: nn.Linear | Tensor,
+    model: nn.Module | Tensor,
     primary: Task,
     harmful: Task,
     method: str = "erase",
@@ -66,7 +68,9 @@ def immunize(
     """Change a linear extractor so that the harmful task is hard and the primary one is not.
 
     Args:
-        model: a square, invertible ``nn.Linear`` or matrix θ (features are ``xᵀθ``).
+        model: a square, invertible ``nn.Linear`` or matrix θ (features are ``xᵀθ``); or a
+            network in evaluation mode whose features come out of a linear layer, into which
+            the linear map found for its features is folded.
         primary: the task that must stay easy.
         harmful: the task that should become hard; the defender's own sample of it.
         method: one of ``immunis list``.
@@ -89,6 +93,8 @@ def immunize(
     start = time.perf_counter()
     chosen = get_method(method)
     configured = chosen.configure(settings)
+    if isinstance(model, nn.Module) and not isinstance(model, nn.Linear):
+        return _immunize_network(model, primary, harmful, method, head, seed, progress, settings)
     theta, bias = _parts(model, primary)
     # A bias makes features affine in x. Then the method works on the features themselves,
     # from θ₀ = I, and its linear map is composed with the layer afterwards.
@@ -112,6 +118,61 @@ def immunize(
     )  # fmt: skip
     report(1.0)
     return Immunized(layer, new_head, exact, run)
+
+
+def _immunize_network(
+    model: nn.Module,
+    primary: Task,
+    harmful: Task,
+    method: str,
+    head: nn.Linear | None,
+    seed: int,
+    progress: Callable[[float], None] | None,
+    settings: Mapping[str, Any],
+) -> Immunized:
+    """Immunize a network's features from θ₀ = I and fold θ into the layer that makes them."""
+    check_pair(primary, harmful)
+    whole = cut(model, primary.train.first(2), primary.outputs)
+    if whole.last_linear is None:
+        raise InputError(
+            "the network's features are not the output of a linear layer, so no linear map can be "
+            "folded into it. End the extractor with nn.Linear."
+        )
+    features = _featurised(primary, whole), _featurised(harmful, whole)
+    eye = torch.eye(whole.width, dtype=torch.float64)
+    found = immunize(
+        eye,
+        features[0],
+        features[1],
+        method,
+        head=head or whole.head_layer,
+        seed=seed,
+        progress=progress,
+        **settings,
+    )
+    fresh = whole.copy()
+    with torch.no_grad():
+        layer = fresh.last_layer
+        change = found.model.state_dict()["weight"].to(layer.weight)
+        layer.weight.copy_(change @ layer.weight)
+        if layer.bias is not None:
+            layer.bias.copy_(change @ layer.bias)
+        target = fresh.head_layer if head is None else None
+        if target is not None:
+            target.weight.copy_(found.head.weight)
+            target.bias.copy_(found.head.bias)
+    return Immunized(fresh.model, target or found.head, found.exact, found._run)
+
+
+def _featurised(task: Task, whole: Cut) -> Task:
+    """The task as the network shows it: features in place of inputs."""
+
+    @torch.no_grad()
+    def read(split: Split) -> tuple[Tensor, Tensor]:
+        parts = [(whole.read(x.to(whole.example))[0].cpu(), y) for x, y in split.batches(512)]
+        return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
+
+    return Task(read(task.train), None if task.test is None else read(task.test), task.name)
 
 
 @dataclass(frozen=True)

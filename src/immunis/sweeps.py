@@ -7,9 +7,9 @@ are kept, one file each, in a folder; a second run with the same folder repeats 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,15 +70,15 @@ def sweep(
     if workers == 1 and cluster is None:
         for key in todo:
             keep(*_run(key, jobs[key]))
+    elif cluster is not None:
+        for key, result in _over_ray(cluster, {key: jobs[key] for key in todo}):
+            keep(key, result)
     elif todo:
         from joblib import Parallel, delayed
 
-        with ExitStack() as stack:
-            if cluster is not None:
-                stack.enter_context(_ray(cluster))
-            pool = Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
-            for key, result in pool(delayed(_run)(key, jobs[key]) for key in todo):
-                keep(key, result)
+        pool = Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
+        for key, result in pool(delayed(_run)(key, jobs[key]) for key in todo):
+            keep(key, result)
     return {key: results[key] for key in jobs}
 
 
@@ -104,19 +104,23 @@ def _finished(store: Path, jobs: Mapping[str, Job]) -> dict[str, Any]:
     return found
 
 
-def _ray(address: str) -> Any:
+def _over_ray(address: str, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
+    """Run jobs on a Ray cluster, one core each, a few more in flight than there are cores."""
     try:
         import ray
-        from ray.util.joblib import register_ray
     except ImportError as error:
         raise SettingsError("a cluster needs the extra: pip install immunis[cluster]") from error
-    from joblib import parallel_config
-
     if not ray.is_initialized():
-        ray.init(
-            address=None if address == "local" else address,
-            include_dashboard=False,
-            log_to_driver=False,
-        )
-    register_ray()
-    return parallel_config(backend="ray")
+        local = address == "local"
+        ray.init(None if local else address, include_dashboard=False, log_to_driver=False)
+    remote = ray.remote(num_cpus=1)(_run)
+    flying: list[Any] = []
+    room = 2 * int(ray.cluster_resources().get("CPU", 1))
+    waiting = iter(jobs.items())
+    while True:
+        for key, job in itertools.islice(waiting, room - len(flying)):
+            flying.append(remote.remote(key, job))
+        if not flying:
+            return
+        landed, flying = ray.wait(flying)
+        yield ray.get(landed[0])

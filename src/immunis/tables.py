@@ -106,6 +106,53 @@ def demo_table(record: Record) -> Table:
     )
 
 
+def _score_cell(row: dict[str, Any]) -> str:
+    if row.get("status") != "done":
+        return {"not applicable": "–", "failed": "failed"}.get(str(row.get("status")), "–")
+    return percent(row["score"]["mean"])
+
+
+def audit_table(record: Record) -> Table:
+    """One row an attack: the score each model and the control allow, in percent."""
+    names = [*record.figures["models"], "untrained"]
+    return Table(
+        "test score (%) that each attack reaches",
+        ["attack", *names],
+        [
+            [attack, *(_score_cell(rows.get(name, {})) for name in names)]
+            for attack, rows in record.figures["attacks"].items()
+        ],
+    )
+
+
+def worst_case_table(record: Record) -> Table:
+    """One row a model: the worst attack, the share of help it keeps, and what it costs."""
+    rows = []
+    for name, case in record.figures["worst_case"].items():
+        cost = (case.get("multiplier") or {}).get("steps")
+        kept = ["broken"] * 2 if case["broken"] else [
+            number(case["residual_advantage"]), number(case["overall"])
+        ]  # fmt: skip
+        rows.append(
+            [name, kept[0], case["attack"] or "–", percent(case["accuracy"]), number(cost), kept[1]]
+        )
+    title = f"worst of {len(record.figures['attacks'])} attacks, {record.settings['budget']} steps"
+    return Table(title, ["model", "keeps", "by attack", "score %", "cost x", "best/best"], rows)
+
+
+def models_table(record: Record) -> Table:
+    """One row a model: its primary score, and the cheap figures that should foretell the rest."""
+    figures = ("kappa_primary", "kappa_harmful", "rir", "rho")
+    return Table(
+        "the models, and what should foretell their protection",
+        ["model", "primary", "κ_P", "κ_H", "RIR", "ρ"],
+        [
+            [name, number(row["primary"]), *(number(row[figure]) for figure in figures)]
+            for name, row in record.figures["models"].items()
+        ],
+    )
+
+
 def bench_table(record: Record) -> Table:
     """One row a benchmark: how many times as fast as its baseline, and the target."""
     return Table(
@@ -116,3 +163,11 @@ def bench_table(record: Record) -> Table:
             for row in record.figures["ratios"].values()
         ],
     )
+
+
+def time_table(record: Record) -> Table:
+    """Where the time of an audit went, longest first."""
+    f = record.figures
+    rows = [[name, f"{seconds:.0f}"] for name, seconds in f["attacks"].items() if seconds >= 0.5]
+    total = [["**wall time, two workers**", f"{f['wall']:.0f} (target {f['target']:.0f})"]]
+    return Table(record.name, ["attack", "seconds, all models and seeds"], rows + total)

@@ -101,6 +101,10 @@ class Split:
                 "Check the filter that selected this split."
             )
 
+    def first(self, count: int) -> Tensor:
+        """Return the first few inputs."""
+        return next(self.batches(count))[0][:count]
+
     def tensors(self) -> Batch:
         """Return the whole split in memory as ``(inputs, labels)``."""
         if self._memory is not None:

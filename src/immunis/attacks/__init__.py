@@ -89,16 +89,18 @@ PRESETS: dict[str, tuple[tuple[str, ...], int]] = {
 
 
 def select(attacks: str | Sequence[str]) -> tuple[list[Attack], int]:
-    """Return the attacks of a preset, or those named, and the budget in optimizer steps."""
-    if isinstance(attacks, str):
-        if attacks not in PRESETS:
-            raise unknown("set of attacks", attacks, [*PRESETS, *ATTACKS])
+    """Return the attacks of a preset, or those named, and the budget in optimizer steps.
+
+    Names come as a sequence, or as one string with commas between them.
+    """
+    if isinstance(attacks, str) and attacks in PRESETS:
         names, budget = PRESETS[attacks]
     else:
-        names, budget = tuple(attacks), PRESETS["standard"][1]
+        names = tuple(attacks.split(",") if isinstance(attacks, str) else attacks)
+        budget = PRESETS["standard"][1]
     for name in names:
         if name not in ATTACKS:
-            raise unknown("attack", name, ATTACKS)
+            raise unknown("attack or set of attacks", name, [*PRESETS, *ATTACKS])
     if not names:
         raise SettingsError("no attack was named; an audit needs at least one.")
     return [ATTACKS[name] for name in dict.fromkeys(names)], budget

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -53,6 +54,13 @@ class Point:
     test: float
 
 
+def tensor(array: np.ndarray) -> Tensor:
+    """View an array as a tensor to read from; worker processes hold theirs read-only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
 @dataclass(frozen=True)
 class Data:
     """Inputs and labels as arrays: class positions (integers) or a target matrix (floats)."""
@@ -86,6 +94,8 @@ class Arena:
         harmless: a harmless task, for attacks that warm up on one.
         budget: the largest number of optimizer steps.
         seed: decides the split, initial weights and batches.
+        device: where to train.
+        notes: what a run wants the record to say.
     """
 
     cut: Cut
@@ -99,6 +109,7 @@ class Arena:
     budget: int = 1000
     seed: int = 0
     device: str = "cpu"
+    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
@@ -113,13 +124,13 @@ class Arena:
 
     def features(self, layer: str = "") -> Features:
         """Features cached at a layer, divided into fit, validation and test parts."""
-        train, test = (torch.from_numpy(np.array(part)) for part in self.cache[layer])
+        train, test = (tensor(part) for part in self.cache[layer])
         return Features(self, train, test)
 
     def labels(self, part: np.ndarray) -> Tensor:
         """Labels as a tensor: class positions, or a float64 target matrix."""
         kind = torch.int64 if self.kind == "classification" else torch.float64
-        return torch.from_numpy(np.array(part)).to(kind)
+        return tensor(part).to(kind)
 
 
 class Features:
@@ -268,7 +279,10 @@ def search(attack: Attack, arena: Arena, trials: int | None = None) -> Outcome:
     tried: list[tuple[float, Settings, list[Point]]] = []
 
     def attempt(settings: Settings) -> float:
-        points = attack.run(arena, settings)
+        # Layers draw their first weights from torch's own generator: seeded, then left as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(arena.seed)
+            points = attack.run(arena, settings)
         if not points:
             raise InputError(f"attack {attack.name!r} returned an empty curve.")
         best = max(p.validation for p in points)
@@ -286,7 +300,7 @@ def search(attack: Attack, arena: Arena, trials: int | None = None) -> Outcome:
         points,
         len(tried),
         sum(run[-1].flops for *_, run in tried),
-        [],
+        list(dict.fromkeys(arena.notes)),
     )
 
 

@@ -12,7 +12,7 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Train the affine parameters of every normalisation layer and a new head."""
-    network = Network(arena.cut.copy(), arena.outputs, arena.generator())
+    network = Network(arena.cut.copy(), arena.outputs)
     norms = [m for m in network.body.modules() if isinstance(m, NORMS)]
     trained = [p for norm in norms for p in norm.parameters()]
     if not trained:

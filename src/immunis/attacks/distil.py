@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
+from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings, tensor
 from immunis.attacks.earlier_layer import layers
 from immunis.attacks.ridge import ridge_probe
 from immunis.attacks.tuning import Network, tune
@@ -19,13 +18,13 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     """Learn the labels and the soft answers of a ridge probe on an earlier stage together."""
     features = arena.features(settings["layer"])
     weights, bias = ridge_probe(gram_of(features.z, features.targets()), 1e-2)
-    known = torch.from_numpy(arena.cache[settings["layer"]][0]).double()
+    known = tensor(arena.cache[settings["layer"]][0]).double()
     sharpness = 10.0 if arena.kind == "classification" else 1.0  # one-hot scores as logits
 
     def teacher(rows: Tensor) -> Tensor:
         return sharpness * (known[rows] @ weights + bias)
 
-    network = Network(arena.cut.copy(), arena.outputs, arena.generator())
+    network = Network(arena.cut.copy(), arena.outputs)
     return tune(arena, network, network.body.parameters(), settings, teacher)
 
 

@@ -8,7 +8,7 @@ from immunis.attacks.tuning import Network, space, tune
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Train every parameter and a new head."""
-    network = Network(arena.cut.copy(), arena.outputs, arena.generator())
+    network = Network(arena.cut.copy(), arena.outputs)
     return tune(arena, network, network.body.parameters(), settings)
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from immunis.attacks.base import Arena, Attack, Point, Settings
-from immunis.attacks.tuning import Network, last_stage, parameters_of, space, tune
+from collections.abc import Sequence
+
+from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
+from immunis.attacks.tuning import Network, parameters_of, tune
+from immunis.attacks.tuning import space as tuning_space
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Train the last stage and a new head."""
-    network = Network(arena.cut.copy(), arena.outputs, arena.generator())
-    trained = parameters_of(network.cut, [last_stage(network.cut)])
+    network = Network(arena.cut.copy(), arena.outputs)
+    trained = parameters_of(network.cut, network.cut.stages[-1:])
     return tune(arena, network, trained, settings)
+
+
+def space(arena: Arena) -> dict[str, Sequence[object]]:
+    """What every fine-tuning attack searches."""
+    if len(arena.cut.stages) < 2:
+        raise NotApplicableError("the extractor has one stage only: this is finetune_all")
+    return tuning_space(arena)
 
 
 ATTACK = Attack("finetune_last", "fine-tune the last stage", run, space, lambda cut: ())

@@ -19,10 +19,10 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
         arena, train=arena.harmless.train, test=arena.harmless.test, budget=quarter,
         kind=arena.harmless.kind, outputs=arena.harmless.outputs,
     )  # fmt: skip
-    first = Network(cut, harmless.outputs, arena.generator())
+    first = Network(cut, harmless.outputs)
     points = tune(harmless, first, first.body.parameters(), {**settings, "schedule": "long"})
     spent = points[-1]
-    network = Network(cut, arena.outputs, arena.generator())
+    network = Network(cut, arena.outputs)
     rest = dataclasses.replace(arena, budget=max(1, arena.budget - quarter))
     meter.flops += spent.flops
     return [

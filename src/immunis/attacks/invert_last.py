@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
-from immunis.attacks.surgery import CHOICE, probe_on
+from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings, tensor
+from immunis.attacks.surgery import probe_on
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
@@ -17,17 +17,17 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     inverse = torch.linalg.pinv(weight).T
 
     def undo(features: np.ndarray) -> np.ndarray:
-        return ((torch.from_numpy(np.array(features)).double() - bias) @ inverse).numpy()
+        return ((tensor(features).double() - bias) @ inverse).numpy()
 
     train, test = arena.cache[""]
     return probe_on(arena, undo(train), undo(test), settings["probe"])
 
 
 def space(arena: Arena) -> dict[str, tuple[str, ...]]:
-    """Every probe."""
+    """A linear and a non-linear probe."""
     if arena.cut.last_linear is None:
         raise NotApplicableError("the features are not the output of a linear layer")
-    return {"probe": CHOICE}
+    return {"probe": ("ridge", "mlp")}
 
 
 ATTACK = Attack("invert_last", "undo the last linear map by its pseudo-inverse", run, space)

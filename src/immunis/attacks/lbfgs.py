@@ -8,6 +8,8 @@ from torch import Tensor
 from immunis.attacks.base import Arena, Attack, Meter, Point, Settings, checkpoints, count_flops
 from immunis.attacks.probing import linear_probe, loss_of
 
+MOST_STEPS = 50  # a quasi-Newton step is worth many plain ones
+
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Minimise cross-entropy (or squared error) plus ``penalty·‖w‖²`` with strong Wolfe steps."""
@@ -18,6 +20,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
         probe.parameters(),
         lr=settings["rate"],
         max_iter=1,
+        max_eval=40,
         history_size=20,
         line_search_fn="strong_wolfe",
         tolerance_grad=0.0,
@@ -36,17 +39,21 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
     _, per_call = count_flops(closure)
     calls = 0
-    budget = min(arena.budget, 200)  # a quasi-Newton step is worth many plain ones
-    marks = set(checkpoints(budget))
+    budget = min(arena.budget, MOST_STEPS)
+    marks, before = set(checkpoints(budget)), float("inf")
     for step in range(1, budget + 1):
-        optimizer.step(closure)
-        if step in marks:
+        loss = float(optimizer.step(closure).detach())
+        settled = before - loss < 1e-10 * abs(loss)
+        before = loss
+        if step in marks or settled:
             meter.point(
                 step,
                 calls * len(z),
                 calls * per_call,
                 lambda: features.scores(lambda x: probe(x.double())),
             )
+        if settled:
+            break
     return meter.points
 
 
@@ -54,5 +61,5 @@ ATTACK = Attack(
     "lbfgs",
     "linear probe by L-BFGS, full batch",
     run,
-    lambda arena: {"rate": (1.0,), "penalty": (0.0, 1e-4, 1e-2)},
+    lambda arena: {"rate": (1.0,), "penalty": (1e-5, 1e-3)},
 )

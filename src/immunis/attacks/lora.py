@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
 from torch import nn
 
 from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
@@ -25,11 +24,9 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     ]
     if not names:
         raise NotApplicableError("the extractor has no linear or convolutional layer")
-    network = Network(cut, arena.outputs, arena.generator())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(arena.seed)
-        config = LoraConfig(r=8, lora_alpha=16, target_modules=names)
-        model = inject_adapter_in_model(config, cut.model)
+    network = Network(cut, arena.outputs)
+    config = LoraConfig(r=8, lora_alpha=16, target_modules=names)
+    model = inject_adapter_in_model(config, cut.model)
     dtype = network.head.weight.dtype
     network.body = model.to(dtype)
     network.cut = dataclasses.replace(cut, model=model)

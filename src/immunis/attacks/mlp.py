@@ -12,12 +12,10 @@ from immunis.attacks.probing import minibatch_curve
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Train ReLU network on standardised features by Adam with decoupled weight decay."""
     features = arena.features().standardised()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(arena.seed)
-        hidden = min(512, max(64, 2 * features.dimension))
-        probe = nn.Sequential(
-            nn.Linear(features.dimension, hidden), nn.ReLU(), nn.Linear(hidden, features.outputs)
-        )
+    hidden = min(256, max(64, 2 * features.dimension))
+    probe = nn.Sequential(
+        nn.Linear(features.dimension, hidden), nn.ReLU(), nn.Linear(hidden, features.outputs)
+    )
     optimizer = torch.optim.AdamW(probe.parameters(), lr=settings["rate"], weight_decay=0.01)
     return minibatch_curve(features, probe, optimizer)
 

@@ -16,7 +16,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     fresh = cut.stages[-settings["stages"] :]
     for stage in fresh:
         reinitialise(cut.model.get_submodule(stage), arena.seed)
-    network = Network(cut, arena.outputs, arena.generator())
+    network = Network(cut, arena.outputs)
     all_of_it = settings["train"] == "all"
     trained = network.body.parameters() if all_of_it else parameters_of(cut, fresh)
     return tune(arena, network, trained, settings)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
+from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings, tensor
 from immunis.attacks.surgery import CHOICE, probe_on
 
 
@@ -21,7 +21,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
         norm.train()
 
     def read(inputs: np.ndarray) -> torch.Tensor:
-        blocks = torch.from_numpy(inputs).split(512)
+        blocks = tensor(inputs).split(512)
         return torch.cat([cut.read(block.to(parameter))[0].cpu() for block in blocks])
 
     with torch.no_grad():

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from immunis.attacks.base import (
     Arena,
     Meter,
-    NotApplicableError,
     Point,
     Settings,
     checkpoints,
     count_flops,
     score,
+    tensor,
 )
 from immunis.attacks.probing import loss_of
 from immunis.features import Cut
@@ -26,15 +26,11 @@ BATCH = 128
 class Network(nn.Module):
     """A cut model whose head is replaced by a fresh one for the attacker's task."""
 
-    def __init__(self, cut: Cut, outputs: int, generator: torch.Generator) -> None:
+    def __init__(self, cut: Cut, outputs: int) -> None:
         super().__init__()
         self.cut, self.body = cut, cut.model
         parameter = next(cut.model.parameters())
         self.head = nn.Linear(cut.width, outputs, dtype=parameter.dtype, device=parameter.device)
-        bound = cut.width**-0.5
-        with torch.no_grad():
-            for p in self.head.parameters():
-                p.copy_((2 * torch.rand(p.shape, generator=generator) - 1) * bound)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the attacker's logits."""
@@ -56,13 +52,6 @@ def space(arena: Arena) -> dict[str, Sequence[object]]:
 def parameters_of(cut: Cut, stages: Iterable[str]) -> list[nn.Parameter]:
     """Parameters of the named stages."""
     return [p for stage in stages for p in cut.model.get_submodule(stage).parameters()]
-
-
-def last_stage(cut: Cut) -> str:
-    """Name of the last stage with parameters."""
-    if not cut.stages:
-        raise NotApplicableError("the extractor has no stages")
-    return cut.stages[-1]
 
 
 def tune(
@@ -92,7 +81,7 @@ def tune(
     budget = arena.budget if settings["schedule"] == "long" else max(1, arena.budget // 4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, budget)
     generator, marks = arena.generator(), set(checkpoints(budget))
-    inputs = torch.from_numpy(arena.train.inputs)
+    inputs = tensor(arena.train.inputs)
     labels = arena.labels(arena.train.labels)
     fit = torch.from_numpy(arena.rows[0])
     size, flops = min(BATCH, len(fit)), 0.0
@@ -112,17 +101,27 @@ def tune(
         nn.utils.clip_grad_norm_(active, 5.0)
         optimizer.step()
 
-    for step in range(1, budget + 1):
+    step = seen = 0
+    while step < budget:
         if len(order) < size:
             order = fit[torch.randperm(len(fit), generator=generator)]
         rows, order = order[:size], order[size:]
-        if step == 1:
-            _, flops = count_flops(lambda rows=rows: train(rows))  # type: ignore[misc]
-        else:
-            train(rows)
+        try:
+            if flops:
+                train(rows)
+            else:
+                _, flops = count_flops(lambda rows=rows: train(rows))  # type: ignore[misc]
+                flops /= size
+        except (MemoryError, torch.OutOfMemoryError):
+            if size == 1:
+                raise
+            size //= 2
+            arena.notes.append(f"out of memory: went on with batches of {size}")
+            continue
         schedule.step()
+        step, seen = step + 1, seen + size
         if step in marks:
-            meter.point(step, step * size, step * flops, lambda: _scores(arena, network))
+            meter.point(step, seen, seen * flops, lambda: _scores(arena, network))
     return meter.points
 
 
@@ -135,7 +134,7 @@ def _scores(arena: Arena, network: Network) -> tuple[float, float]:
     )
     found = []
     for inputs, labels in parts:
-        blocks = torch.from_numpy(inputs).split(512)
+        blocks = tensor(inputs).split(512)
         outputs = torch.cat([network(block).cpu() for block in blocks])
         found.append(score(outputs, arena.labels(labels), arena.kind))
     network.train()

@@ -38,5 +38,5 @@ ATTACK = Attack(
     "whiten",
     "full whitening, then gradient descent",
     run,
-    lambda arena: {"ridge": (0.0, 1e-4, 1e-2)},
+    lambda arena: {"ridge": (0.0, 1e-2)},
 )

@@ -1,9 +1,19 @@
 """Data in: the digits that come with scikit-learn, and files the user brings."""
 
 from immunis.datasets.common import Tasks, data_file
+from immunis.datasets.digit_parity import digit_parity
 from immunis.datasets.digits import digits
 from immunis.datasets.house_prices import house_prices
 from immunis.datasets.mnist import mnist_images, mnist_pair
 from immunis.datasets.npz import npz
 
-__all__ = ["Tasks", "data_file", "digits", "house_prices", "mnist_images", "mnist_pair", "npz"]
+__all__ = [
+    "Tasks",
+    "data_file",
+    "digit_parity",
+    "digits",
+    "house_prices",
+    "mnist_images",
+    "mnist_pair",
+    "npz",
+]

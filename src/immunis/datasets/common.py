@@ -14,12 +14,13 @@ class Tasks(NamedTuple):
     """The tasks of one experiment.
 
     ``attacker`` is the harmful task with training data of the attacker's own, disjoint from
-    the sample in ``harmful`` that the defender used.
+    the sample in ``harmful`` that the defender used; ``transfer`` are harmless other tasks.
     """
 
     primary: Task
     harmful: Task
     attacker: Task
+    transfer: tuple[Task, ...] = ()
 
 
 def data_file(name: str, folder: str | Path | None, how: str) -> Path:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -19,19 +20,35 @@ import torch
 from torch import Tensor, nn
 
 from immunis import datasets
+from immunis.attacks import GROUPS, select
 from immunis.datasets import Tasks
 from immunis.errors import InputError, SettingsError, unknown
 from immunis.methods import METHODS, Method, get_method
+from immunis.networks import pretrained_mlp
 from immunis.settings import check, fits
+from immunis.tasks import Task
 
 FOLDER = Path(__file__).parent
+MODEL = {
+    "init": Literal["identity", "random"],
+    "weights": str,
+    "network": Sequence[int],
+}
+AUDIT = {
+    "attacks": str | Sequence[str],
+    "seeds": int,
+    "budget": int,
+    "trials": int,
+    "methods": Sequence[dict],
+}
 SOURCES: dict[str, Callable[..., Tasks]] = {
     "digits": datasets.digits,
+    "digit-parity": datasets.digit_parity,
     "house-prices": datasets.house_prices,
     "mnist-pair": datasets.mnist_pair,
     "npz": datasets.npz,
 }
-SECTIONS = {"name", "seed", "data", "model", "method"}
+SECTIONS = {"name", "seed", "data", "model", "method", "audit"}
 
 
 def _folder_key(source: Callable[..., Tasks]) -> bool:
@@ -46,7 +63,10 @@ class Recipe:
         name: how the run is called.
         data: the source and its options.
         method: the method's name and settings; empty in a recipe that only measures.
-        model: ``{"init": "identity" | "random"}`` or ``{"weights": "layer.safetensors"}``.
+        model: ``{"init": "identity" | "random"}``, ``{"weights": "layer.safetensors"}``, or
+            ``{"network": [128, 64]}`` for a small network pre-trained on the primary task.
+        audit: ``attacks``, ``seeds``, ``budget``, ``trials``, and ``methods``: which defences
+            to compare, each a table with a name and its settings.
         seed: seeds the initial θ and the method.
         folder: where relative paths in the recipe start.
     """
@@ -55,12 +75,14 @@ class Recipe:
     data: Mapping[str, Any]
     method: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=lambda: {"init": "identity"})
+    audit: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     folder: Path = Path(".")
 
     def to_dict(self) -> dict[str, Any]:
         """What a record keeps of the recipe."""
-        return {"data": self.data, "model": self.model, "method": self.method, "seed": self.seed}
+        parts = {"data": self.data, "model": self.model, "method": self.method, "audit": self.audit}
+        return {**{name: part for name, part in parts.items() if part}, "seed": self.seed}
 
     def tasks(self, data_folder: str | None = None) -> Tasks:
         """Load the recipe's data; ``data_folder`` overrides where files are looked for."""
@@ -74,10 +96,13 @@ class Recipe:
                 options["folder"] = given
         return source(**options)
 
-    def extractor(self, dimension: int) -> nn.Linear | Tensor:
-        """Return the linear extractor to immunize: identity, random, or from a file."""
+    def extractor(self, primary: Task) -> nn.Module | Tensor:
+        """Return what to immunize: identity, random, from a file, or a small trained network."""
         if "weights" in self.model:
             return _read_layer(self.folder / str(self.model["weights"]))
+        if "network" in self.model:
+            return pretrained_mlp(primary, self.model["network"], seed=self.seed)
+        dimension = math.prod(primary.input_shape)
         if self.model.get("init", "identity") == "identity":
             return torch.eye(dimension, dtype=torch.float64)
         generator = torch.Generator().manual_seed(self.seed)
@@ -86,7 +111,7 @@ class Recipe:
 
 
 def catalogue() -> dict[str, list[dict[str, str]]]:
-    """What there is to choose from: methods with their settings, recipes and data sources."""
+    """What there is to choose from: methods with their settings, attacks, recipes, sources."""
 
     def settings(method: Method) -> str:
         return ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(method.settings))
@@ -95,6 +120,11 @@ def catalogue() -> dict[str, list[dict[str, str]]]:
         "methods": [
             {"name": m.name, "summary": m.summary, "settings": settings(m)}
             for m in METHODS.values()
+        ],
+        "attacks": [
+            {"name": attack.name, "summary": attack.summary, "settings": group}
+            for group, attacks in GROUPS.items()
+            for attack in attacks
         ],
         "recipes": [
             {"name": name, "summary": path.read_text(encoding="utf-8").splitlines()[0][2:]}
@@ -136,7 +166,7 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
     for key in values:
         if key not in SECTIONS:
             raise unknown(f"key in recipe {path}", key, SECTIONS)
-    for key in ("data", "method", "model"):
+    for key in ("data", "method", "model", "audit"):
         if not isinstance(values.get(key, {}), Mapping):
             raise SettingsError(f"recipe {path}: [{key}] must be a table of settings.")
     data, method = dict(values.get("data", {})), dict(values.get("method", {}))
@@ -157,9 +187,12 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
         settings = dict(method)
         get_method(settings.pop("name", "")).configure(settings)
     model = dict(values.get("model", {"init": "identity"}))
-    check(model, {"init": Literal["identity", "random"], "weights": str}, f"[model] of {path}")
+    check(model, MODEL, f"[model] of {path}")
     if len(model) != 1:
-        raise SettingsError(f"recipe {path}: [model] takes either init or weights.")
+        raise SettingsError(f"recipe {path}: [model] takes one of {', '.join(MODEL)}.")
+    if any(width < 1 for width in model.get("network", (1,))):
+        raise SettingsError(f"recipe {path}: widths of the network must be at least 1.")
+    audit = _check_audit(dict(values.get("audit", {})), path)
     seed = values.get("seed", 0)
     for given in (seed, data.get("seed", 0)):
         if not fits(given, int) or not 0 <= given < 2**31:
@@ -170,7 +203,19 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
             f"recipe {path}: name={name!r} is used for a folder; use letters, digits, spaces and "
             "any of . _ + - (no leading dot)."
         )
-    return Recipe(name, data, method, model, seed, path.parent)
+    return Recipe(name, data, method, model, audit, seed, path.parent)
+
+
+def _check_audit(audit: dict[str, Any], path: Path) -> dict[str, Any]:
+    check(audit, AUDIT, f"[audit] of {path}")
+    select(audit.get("attacks", "standard"))
+    for key in ("seeds", "budget", "trials"):
+        if audit.get(key, 1) < 1:
+            raise SettingsError(f"recipe {path}: [audit] {key}={audit[key]}; need at least 1.")
+    for table in audit.get("methods", ()):
+        settings = dict(table)
+        get_method(settings.pop("name", "")).configure(settings)
+    return audit
 
 
 def _read_layer(path: Path) -> nn.Linear:

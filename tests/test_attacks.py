@@ -1,0 +1,378 @@
+"""The contract every attack passes, and known answers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from conftest import make_task
+from immunis import SettingsError, Task, gram, immunize
+from immunis.attacks import ATTACKS, GROUPS, PRESETS, select
+from immunis.attacks.base import (
+    Arena,
+    Attack,
+    Data,
+    NotApplicableError,
+    Point,
+    Samples,
+    checkpoints,
+    count_flops,
+    grid,
+    score,
+    search,
+)
+from immunis.attacks.ridge import ridge_probe
+from immunis.features import cut, untrained
+from test_features import Residual
+
+F = torch.float64
+IMAGES = {"batchnorm_only", "renormalise"}  # need BatchNorm, which the flat network lacks
+
+
+def separable(n=150, seed=0, classes=3, d=6):
+    """Clusters far apart: every attack that trains at all must solve this."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % classes
+    centres = 4 * np.eye(classes, d)
+    return (centres[labels] + 0.3 * rng.normal(size=(n, d))).astype(np.float32), labels
+
+
+def flat_network(d=6, classes=3):
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(d, 16), nn.ReLU(), nn.Linear(16, 8), nn.Linear(8, classes)
+    ).eval()
+
+
+def image_data(n=150, seed=0):
+    x, y = separable(n, seed)
+    image = np.zeros((n, 1, 8, 8), np.float32)
+    image[:, 0, :2, :3] = x.reshape(n, 2, 3)
+    image[:, 0] += x[:, :1, None] * (np.arange(8) < 4) + x[:, 1:2, None] * (np.arange(8) >= 4)
+    return image, y
+
+
+def arena_for(attack, budget=200, seed=0, model=None, data=None, kind="classification", **more):
+    if data is None:
+        data = image_data if attack.name in IMAGES else separable
+    train, test = data(seed=10), data(seed=11)
+    torch.manual_seed(1)
+    if model is None:
+        model = Residual().eval() if attack.name in IMAGES else flat_network(train[0].shape[1])
+    whole = cut(model, torch.from_numpy(train[0][:2]), outputs=3)
+    cache = {}
+    for layer in attack.layers(whole):
+        with torch.no_grad():
+            cache[layer] = tuple(
+                whole.read(torch.from_numpy(part[0]).to(whole.example), (layer,))[0].numpy()
+                for part in (train, test)
+            )
+    outputs = 3 if kind == "classification" else train[1].shape[1]
+    return Arena(
+        whole, kind, outputs, Data(*train), Data(*test), cache, budget=budget, seed=seed,
+        harmless=Samples(kind, outputs, Data(*train), Data(*test)), **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+class TestContract:
+    def test_solves_a_separable_task(self, name):
+        outcome = search(ATTACKS[name], arena_for(ATTACKS[name]))
+        best = max(outcome.points, key=lambda p: p.validation)
+        assert best.test > 0.9, (name, outcome)
+
+    def test_costs_rise_along_the_curve_and_stay_in_budget(self, name):
+        arena = arena_for(ATTACKS[name], budget=20, extraction_flops=100.0)
+        points = search(ATTACKS[name], arena).points
+        assert points[-1].steps <= 20
+        for cost in ("steps", "samples", "flops", "seconds"):
+            values = [getattr(p, cost) for p in points]
+            assert values == sorted(values), cost
+            assert values[-1] > 0, cost
+
+    def test_the_same_seed_gives_the_same_curve(self, name):
+        a, b = (search(ATTACKS[name], arena_for(ATTACKS[name], budget=10)) for _ in range(2))
+        assert a.settings == b.settings
+        for p, q in zip(a.points, b.points, strict=True):
+            assert (p.steps, p.flops, p.validation, p.test) == (
+                q.steps, q.flops, q.validation, q.test,
+            )  # fmt: skip
+
+    def test_leaves_the_model_and_the_global_generator_alone(self, name):
+        arena = arena_for(ATTACKS[name], budget=5)
+        before = {k: v.clone() for k, v in arena.cut.model.state_dict().items()}
+        torch.manual_seed(5)
+        search(ATTACKS[name], arena)
+        assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(5)))
+        for key, value in arena.cut.model.state_dict().items():
+            assert torch.equal(value, before[key]), key
+        assert not arena.cut.model.training
+
+    def test_regression_works_or_is_refused_in_words(self, name):
+        def values(seed):
+            x, _ = (image_data if name in IMAGES else separable)(seed=seed)
+            flat = x.reshape(len(x), -1)
+            return x, flat[:, :2].astype(np.float64) * 2 + 1
+
+        arena = arena_for(ATTACKS[name], data=values, kind="regression")
+        if name == "logistic":
+            with pytest.raises(NotApplicableError, match="classes"):
+                search(ATTACKS[name], arena)
+            return
+        assert max(p.test for p in search(ATTACKS[name], arena).points) > 0.3
+
+    def test_has_a_summary_and_a_place(self, name):
+        assert ATTACKS[name].summary
+        assert sum(name in {a.name for a in group} for group in GROUPS.values()) == 1
+
+
+# Known answers.
+
+
+def test_ridge_equals_the_normal_equations():
+    arena = arena_for(ATTACKS["ridge"])
+    features = arena.features()
+    z, y = features.z.double(), features.targets()
+    ones = torch.cat([z, torch.ones(len(z), 1, dtype=F)], 1)
+    expected = torch.linalg.lstsq(ones, y).solution
+    found = ATTACKS["ridge"].run(arena, {"ridge": 1e-12})
+    test, labels = features.parts["test"]
+    predicted = torch.cat([test.double(), torch.ones(len(test), 1, dtype=F)], 1) @ expected
+    assert found[0].test == score(predicted, labels, "classification")
+
+
+def test_lbfgs_equals_ridge_at_the_optimum():
+    def values(seed):
+        x, _ = separable(seed=seed)
+        rng = np.random.default_rng(seed)
+        return x, x[:, :1].astype(np.float64) + rng.normal(size=(len(x), 1))
+
+    arena = arena_for(ATTACKS["lbfgs"], data=values, kind="regression")
+    features = arena.features().scaled()
+    penalty = 1e-2  # of the mean squared error: λ = penalty·n in the sum
+    found = ATTACKS["lbfgs"].run(arena, {"rate": 1.0, "penalty": penalty})[-1]
+    moments = gram(
+        Task((features.z.double(), features.y)),
+    )
+    relative = penalty * features.samples / float(moments.scatter.diagonal().mean())
+    weights, bias = ridge_probe(moments, relative)
+    expected = features.scores(lambda z: z.double() @ weights + bias)
+    assert found.test == pytest.approx(expected[1], abs=1e-4)
+
+
+def test_descent_reaches_what_ridge_reaches():
+    arena = arena_for(ATTACKS["gd_line_search"], budget=5000)
+    ridge = ATTACKS["ridge"].run(arena, {"ridge": 1e-9})[0].test
+    for name, settings in (
+        ("gd_line_search", {"bias": True}),
+        ("gd_constant", {"rate": 1.9}),
+        ("whiten", {"ridge": 0.0}),
+    ):
+        assert ATTACKS[name].run(arena, settings)[-1].test == pytest.approx(ridge, abs=0.02)
+
+
+def test_whitening_undoes_a_conditioning_defence_exactly():
+    primary = make_task(200, d=6, seed=1, name="p")
+    harmful = make_task(200, d=6, seed=2, name="h", shift=0.3)
+
+    def data(seed):
+        x, y = make_task(300, d=6, seed=2, shift=0.3).train.tensors()
+        rows = slice(0, 150) if seed == 10 else slice(150, None)
+        return x[rows].numpy(), y[rows].numpy()
+
+    curves = []
+    for model in (
+        torch.eye(6, dtype=F),
+        immunize(torch.eye(6, dtype=F), primary, harmful, "frontier"),
+    ):
+        arena = arena_for(ATTACKS["whiten"], model=model, data=data, budget=20)
+        curves.append(ATTACKS["whiten"].run(arena, {"ridge": 0.0}))
+    for a, b in zip(*curves, strict=True):
+        assert (a.steps, a.validation, a.test) == (b.steps, b.validation, b.test)
+
+
+LINEAR = ("gd_line_search", "gd_constant", "sgd", "adam", "lbfgs", "ridge", "logistic",
+          "standardise", "whiten", "batchnorm_probe", "reparameterise")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_full_erasure_holds_every_linear_probe_at_chance_on_the_training_distribution(name):
+    x, y = separable(600)
+    task = Task((x.astype(np.float64), y), name="h")
+    erased = immunize(torch.eye(6, dtype=F), task, task, "erase", strength=0.0).model
+
+    def data(seed):  # attacker and test see the very sample the erasure was fitted on
+        return x.astype(np.float64), y
+
+    arena = arena_for(ATTACKS[name], model=erased, data=data, budget=100)
+    object.__setattr__(arena, "rows", (np.arange(600), np.arange(600)))
+    outcome = search(ATTACKS[name], arena)
+    assert max(p.test for p in outcome.points) < 0.45, name  # chance is 1/3
+
+
+def test_fine_tuning_moves_only_what_it_says(monkeypatch):
+    seen = {}
+    import immunis.attacks.finetune_last as module
+
+    def spy(arena, network, trained, settings):
+        seen["ids"] = {id(p) for p in trained}
+        seen["network"] = network
+        return [Point(1, 1, 1.0, 0.0, 0.0, 0.0)]
+
+    monkeypatch.setattr(module, "tune", spy)
+    ATTACKS["finetune_last"].run(arena_for(ATTACKS["finetune_last"]), {})
+    last = seen["network"].body.get_submodule("2")
+    assert seen["ids"] == {id(p) for p in last.parameters()}
+
+
+def test_reinitialised_stages_are_drawn_anew(monkeypatch):
+    import immunis.attacks.reinit_last as module
+
+    seen = {}
+
+    def spy(arena, network, trained, settings):
+        seen["network"] = network
+        return [Point(1, 1, 1.0, 0.0, 0.0, 0.0)]
+
+    monkeypatch.setattr(module, "tune", spy)
+    arena = arena_for(ATTACKS["reinit_last"])
+    ATTACKS["reinit_last"].run(arena, {"stages": 1, "train": "last"})
+    old, new = arena.cut.model, seen["network"].body
+    assert torch.equal(old[0].weight, new[0].weight)
+    assert not torch.equal(old[2].weight, new[2].weight)
+
+
+def test_training_from_scratch_is_fine_tuning_the_untrained_control():
+    arena = arena_for(ATTACKS["finetune_all"])
+    fresh = dataclasses.replace(arena, cut=untrained(arena.cut, 0))
+    assert search(ATTACKS["finetune_all"], fresh).points[-1].test > 0.9
+
+
+def test_running_out_of_memory_halves_the_batch_and_says_so(monkeypatch):
+    import immunis.attacks.tuning as module
+
+    real = module.loss_of
+
+    def small(outputs, labels, kind):
+        if len(outputs) > 40:
+            raise torch.OutOfMemoryError("pretend")
+        return real(outputs, labels, kind)
+
+    monkeypatch.setattr(module, "loss_of", small)
+    outcome = search(ATTACKS["finetune_all"], arena_for(ATTACKS["finetune_all"], budget=5))
+    assert outcome.notes == [
+        "out of memory: went on with batches of 60",
+        "out of memory: went on with batches of 30",
+    ]
+    assert outcome.points[-1].samples == 5 * 30
+
+
+def test_augmentation_is_offered_for_images_only():
+    flat, images = (arena_for(ATTACKS[n]) for n in ("finetune_all", "batchnorm_only"))
+    assert ATTACKS["finetune_all"].space(flat)["augment"] == (False,)
+    assert ATTACKS["finetune_all"].space(images)["augment"] == (False, True)
+    long = dataclasses.replace(flat, budget=5000)
+    assert ATTACKS["finetune_all"].space(long)["schedule"] == ("short", "long")
+
+
+@pytest.mark.parametrize(
+    "name", ["earlier_layer", "concat_blocks", "reinit_last", "distil", "finetune_last"]
+)
+def test_one_stage_has_no_surgery(name):
+    arena = arena_for(ATTACKS[name], model=torch.eye(6))
+    with pytest.raises(NotApplicableError, match="one stage"):
+        search(ATTACKS[name], arena)
+
+
+@pytest.mark.parametrize(
+    "name", ["drop_last", "invert_last", "pseudo_inverse", "reinit_directions"]
+)
+def test_features_that_no_linear_layer_makes_cannot_be_undone(name):
+    arena = arena_for(ATTACKS[name], model=Residual().eval(), data=image_data)
+    with pytest.raises(NotApplicableError, match="linear layer"):
+        search(ATTACKS[name], arena)
+
+
+def test_without_a_harmless_task_there_is_no_detour():
+    arena = dataclasses.replace(arena_for(ATTACKS["harmless_first"]), harmless=None)
+    with pytest.raises(NotApplicableError, match="harmless"):
+        search(ATTACKS["harmless_first"], arena)
+
+
+# The machinery.
+
+
+def test_the_search_validates_on_data_it_does_not_fit_and_never_on_test_data():
+    arena = arena_for(ATTACKS["ridge"])
+    fit, held = arena.rows
+    assert not set(fit) & set(held)
+    assert len(fit) + len(held) == 150
+
+    def run(arena, settings):
+        right = settings["x"]
+        return [Point(1, 1, 1.0, 0.0, validation=right, test=1 - right)]
+
+    fake = Attack("fake", "", run, lambda arena: {"x": (0.2, 0.9, 0.5)})
+    assert search(fake, arena).settings == {"x": 0.9}
+
+
+def test_optuna_searches_between_the_ends_and_is_reproducible():
+    pytest.importorskip("optuna")
+    arena, seen = arena_for(ATTACKS["ridge"]), []
+
+    def run(arena, settings):
+        seen.append(settings["rate"])
+        return [Point(1, 1, 1.0, 0.0, -abs(np.log10(settings["rate"]) + 2.5), 0.0)]
+
+    fake = Attack("fake", "", run, lambda a: {"rate": (1e-4, 1e-1), "kind": ("a", "b")})
+    outcome = search(fake, arena, trials=12)
+    assert outcome.trials == 12
+    assert all(1e-4 <= rate <= 1e-1 for rate in seen)
+    assert len(set(seen)) > 4
+    first = list(seen)
+    seen.clear()
+    search(fake, arena, trials=12)
+    assert seen == first
+
+
+def test_optuna_missing_is_said(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(SettingsError, match=r"immunis\[search\]"):
+        search(ATTACKS["ridge"], arena_for(ATTACKS["ridge"]), trials=2)
+
+
+def test_peft_missing_is_not_applicable(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(NotApplicableError, match=r"immunis\[lora\]"):
+        search(ATTACKS["lora"], arena_for(ATTACKS["lora"]))
+
+
+def test_small_helpers():
+    assert checkpoints(1) == [1]
+    assert checkpoints(30) == [1, 2, 5, 10, 20, 30]
+    assert list(grid({"a": (1, 2), "b": ("x",)})) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
+    assert list(grid({})) == [{}]
+    product, flops = count_flops(lambda: torch.ones(2, 3) @ torch.ones(3, 4))
+    assert product.shape == (2, 4)
+    assert flops == 2 * 2 * 3 * 4
+    nan = torch.full((2, 2), float("nan"))
+    assert score(nan, torch.zeros(2, dtype=torch.long), "classification") == 0
+    assert score(nan, torch.randn(2, 2, dtype=F), "regression") == -float("inf")
+
+
+def test_presets_and_names():
+    quick, budget = select("quick")
+    assert {a.name for a in quick} == set(PRESETS["quick"][0])
+    assert budget < PRESETS["full"][1]
+    assert {a.name for a in select("full")[0]} == set(ATTACKS)
+    assert [a.name for a in select(["ridge", "ridge", "knn"])[0]] == ["ridge", "knn"]
+    assert [a.name for a in select("ridge,knn")[0]] == ["ridge", "knn"]
+    for bad, says in (
+        ("quik", "did you mean 'quick'"),
+        (["rigde"], "did you mean 'ridge'"),
+        ([], "at least one"),
+    ):
+        with pytest.raises(SettingsError, match=says):
+            select(bad)

@@ -1,0 +1,157 @@
+import pytest
+import torch
+from torch import nn
+
+from immunis import InputError, SettingsError
+from immunis.features import cut, reinitialise, untrained
+
+
+class Residual(nn.Module):
+    """A small convolutional network in stages, with BatchNorm and a head."""
+
+    def __init__(self, classes=3):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.layer1 = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU())
+        self.layer2 = nn.Sequential(nn.Conv2d(6, 8, 3, padding=1), nn.ReLU())
+        self.fc = nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = self.layer2(self.layer1(self.norm(self.stem(x)).relu()))
+        return self.fc(x.mean((2, 3)))
+
+
+class Tokens(nn.Module):
+    """A container of blocks, as in a transformer, with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 6))
+        self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(4)])
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = x + self.token
+        for block in self.blocks:
+            x = torch.relu(block(x)) + x
+        return self.head(x.mean(1))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Linear(5, 3)).eval()
+
+
+def test_a_head_is_found_by_its_width_and_features_are_its_input():
+    model, x = mlp(), torch.randn(7, 4)
+    found = cut(model, x, outputs=3)
+    assert (found.head, found.stages, found.last_linear, found.width) == ("3", ("0", "2"), "2", 5)
+    (features,) = found.read(x)
+    torch.testing.assert_close(features, model[:3](x))
+    assert found.head_layer is model[3]
+    assert found.last_layer is model[2]
+
+
+def test_layers_are_read_by_name_at_input_or_output():
+    model, x = mlp(), torch.randn(7, 4)
+    inner, before, features = cut(model, x, 3).read(x, ("0", "2:in", ""))
+    torch.testing.assert_close(inner, model[0](x))
+    torch.testing.assert_close(before, model[1](model[0](x)))
+    torch.testing.assert_close(features, model[:3](x))
+
+
+def test_extractors_without_a_head():
+    x = torch.randn(5, 4)
+    theta = torch.randn(4, 4)
+    found = cut(theta, x)
+    torch.testing.assert_close(found.read(x)[0], x @ theta)
+    assert (found.head, found.stages, found.last_linear) == (None, ("0",), "0")
+    layer = nn.Linear(4, 3).eval()
+    assert cut(layer, x, outputs=3).head is None  # a single layer is an extractor
+    pair = cut((layer, nn.Linear(3, 2).eval()), x)
+    assert (pair.head, pair.width) == ("1", 3)
+
+
+def test_a_convolutional_network_and_pooling():
+    x = torch.randn(5, 1, 8, 8)
+    found = cut(Residual().eval(), x, outputs=3)
+    assert found.head == "fc"
+    assert found.stages == ("stem", "norm", "layer1", "layer2")
+    assert found.last_linear is None
+    assert found.read(x, ("layer1",))[0].shape == (5, 6)
+
+
+def test_a_container_of_blocks_is_opened():
+    x = torch.randn(5, 3, 6)
+    found = cut(Tokens().eval(), x, outputs=2)
+    assert found.stages == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
+    assert found.read(x, ("blocks.0",))[0].shape == (5, 6)
+
+
+def test_timm_models_say_themselves_where_their_head_is():
+    model = Residual().eval()
+    model.get_classifier = lambda: model.fc
+    assert cut(model, torch.randn(2, 1, 8, 8), outputs=99).head == "fc"
+
+
+def test_the_untrained_control_shares_nothing_but_the_architecture():
+    for model, x in (
+        (Residual().eval(), torch.randn(2, 1, 8, 8)),
+        (Tokens().eval(), torch.ones(2, 3, 6)),
+    ):
+        source = cut(model, x)
+        fresh = untrained(source, 1)
+        again = untrained(source, 1)
+        for (name, old), new, same in zip(
+            model.named_parameters(),
+            fresh.model.parameters(),
+            again.model.parameters(),
+            strict=True,
+        ):
+            assert torch.equal(new, same), name
+            if "norm" not in name:
+                assert not torch.equal(new, old), name
+        assert not fresh.model.training
+
+
+def test_reinitialising_leaves_the_global_generator_alone():
+    layer = nn.Linear(2, 2)
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    reinitialise(layer, 0)
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error", "says"),
+    [
+        ("model", {}, InputError, "expected an nn.Module"),
+        (nn.Linear(4, 4), {}, InputError, "training mode"),
+        (nn.Linear(5, 4).eval(), {}, InputError, "cannot read inputs of shape"),
+        (mlp(), {"head": "33"}, SettingsError, "linear head of m"),
+        (mlp(), {"head": "1"}, SettingsError, "linear head of m"),
+        (nn.Flatten(0).eval(), {}, InputError, "no pooling rule"),
+    ],
+)
+def test_what_cannot_be_cut_is_said(model, options, error, says):
+    with pytest.raises(error, match=says):
+        cut(model, torch.randn(2, 4), name="m", **options)
+
+
+def test_outputs_that_are_no_tensor():
+    class Output:
+        last_hidden_state = torch.ones(2, 3, 4)
+        pooler_output = None
+
+    class Encoder(nn.Module):
+        def __init__(self, result):
+            super().__init__()
+            self.result = result
+
+        def forward(self, x):
+            return self.result
+
+    assert cut(Encoder(Output()).eval(), torch.ones(2, 1)).width == 4
+    with pytest.raises(InputError, match="returns dict"):
+        cut(Encoder({}).eval(), torch.ones(2, 1))
