@@ -46,6 +46,13 @@ class Cut:
         """The linear head, if the model has one."""
         return None if self.head is None else _linear(self.model, self.head)
 
+    def last_weights(self) -> tuple[Tensor, Tensor]:
+        """Weight (out×in) and bias of ``last_layer`` in float64 on the CPU; zero bias if none."""
+        layer = self.last_layer
+        weight = layer.weight.detach().to("cpu", torch.float64)
+        bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach()
+        return weight, bias.to("cpu", torch.float64)
+
     @property
     def last_layer(self) -> nn.Linear:
         """The linear layer whose output is the features; ask ``last_linear`` first."""

@@ -11,9 +11,7 @@ from immunis.attacks.surgery import probe_on
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Probe ``(z − b)·(W⁺)ᵀ``: exact where W has full column rank."""
-    layer = arena.cut.last_layer
-    weight = layer.weight.detach().double()
-    bias = 0.0 if layer.bias is None else layer.bias.detach().double()
+    weight, bias = arena.cut.last_weights()
     inverse = torch.linalg.pinv(weight).T
 
     def undo(features: np.ndarray) -> np.ndarray:

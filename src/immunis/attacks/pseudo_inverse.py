@@ -19,8 +19,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     """Fit a probe before the map, carry it through the map's pseudo-inverse, descend from there."""
     before = arena.features(layers(arena.cut)[0])
     weights, _ = ridge_probe(gram_of(before.z, before.targets()), settings["ridge"])
-    layer = arena.cut.last_layer
-    start = torch.linalg.pinv(layer.weight.detach().double().T) @ weights
+    start = torch.linalg.pinv(arena.cut.last_weights()[0].T) @ weights
 
     def path(hessian: Tensor, cross: Tensor) -> Iterator[Tensor]:
         return line_search(hessian, cross, start)

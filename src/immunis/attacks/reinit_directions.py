@@ -19,7 +19,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     features = arena.features().z.double()
     values, vectors = eigh(torch.cov(features.T))
     quiet = vectors[:, values < settings["level"] * values.clamp(min=0).mean()]
-    weight = layer.weight.detach().double()
+    weight, _ = arena.cut.last_weights()
     noise = torch.randn(weight.shape, generator=arena.generator(), dtype=torch.float64)
     noise *= weight.square().mean().sqrt()
     with torch.no_grad():
