@@ -19,11 +19,10 @@ from immunis.attacks.base import (
     Samples,
     checkpoints,
     count_flops,
-    grid,
     score,
-    search,
 )
 from immunis.attacks.ridge import ridge_probe
+from immunis.attacks.search import grid, search
 from immunis.features import cut, untrained
 from test_features import Residual
 

@@ -15,6 +15,7 @@ from immunis.attacks.base import Attack
 from immunis.audit import audit_recipe
 from immunis.datasets import Tasks, digit_parity
 from immunis.networks import pretrained_mlp
+from immunis.reading import Reader
 from immunis.recipes import load_recipe
 from immunis.sweeps import Job, key_of, sweep
 from immunis.verdict import (
@@ -246,15 +247,14 @@ def test_bad_requests_are_refused_in_words(models, tasks):
 
 
 def test_reading_features_survives_a_lack_of_memory(models, tasks, monkeypatch):
-    module = sys.modules["immunis.audit"]
-    real = module._Reader._forward
+    real = Reader._forward
 
     def small(self, model, inputs, layer):
         if len(inputs) > 100:
             raise torch.OutOfMemoryError("pretend")
         return real(self, model, inputs, layer)
 
-    monkeypatch.setattr(module._Reader, "_forward", small)
+    monkeypatch.setattr(Reader, "_forward", small)
     with pytest.warns(UserWarning, match="batches of 64"):
         audit(
             {"original": models["original"]},

@@ -32,7 +32,7 @@ def test_the_attack_in_the_docs_passes_the_contract(monkeypatch):
     assert code.count("\n") < 40
     found: dict = {}
     exec(compile(code, "attacks.md", "exec"), found)
-    from immunis.attacks.base import search
+    from immunis.attacks.search import search
     from test_attacks import arena_for
 
     arena = arena_for(found["ATTACK"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 import warnings
@@ -11,39 +10,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from immunis._version import __version__
 from immunis.attacks import ATTACKS, select
 from immunis.attacks.base import (
     Arena,
     Attack,
-    Data,
     NotApplicableError,
     Samples,
-    count_flops,
-    score,
-    search,
 )
-from immunis.attacks.ridge import ridge_probe
+from immunis.attacks.search import search
+from immunis.describe import describe
 from immunis.errors import InputError, RankWarning, SettingsError
 from immunis.features import Cut, cut, untrained
-from immunis.gram import gram_of
 from immunis.immunize import immunize
 from immunis.measure import data_figures
+from immunis.reading import Reader, chance_of, samples_of
 from immunis.recipes import Recipe
 from immunis.records import Record
-from immunis.regularizers import rho_of_gram
-from immunis.spectrum import Spectrum
 from immunis.sweeps import Job, key_of, sweep
 from immunis.tasks import Task
 from immunis.verdict import predictors, summarise, worst_case
 
 CONTROL, SCRATCH = "untrained", "from scratch"
 TRANSFER = ("gd_line_search", "finetune_all")
-BROKEN = 0.1  # share of the original's primary score above chance below which a model is broken
 Progress = Callable[[str, float], None]
 
 
@@ -149,19 +140,18 @@ def audit(
     if {CONTROL, SCRATCH} & set(models):
         raise InputError(f"{CONTROL!r} and {SCRATCH!r} are the names of the audit's own controls.")
     disjoint = _disjoint(harmful, defender)
-    samples = _samples(harmful)
+    samples = samples_of(harmful)
     example = torch.from_numpy(samples.train.inputs[:2])
     cuts = {
-        name: cut(model, example, primary.outputs, head, name) for name, model in models.items()
+        name: cut(model, example, primary.outputs, head, name).on(device)
+        for name, model in models.items()
     }
-    for each in cuts.values():
-        each.model.to(device)
     fresh = {seed: untrained(cuts[original], seed) for seed in range(seeds)}
     lineup = [(name, cuts[name], seed) for name in cuts for seed in range(seeds)]
     lineup += [(CONTROL, fresh[seed], seed) for seed in range(seeds)]
-    reader = _Reader(device)
+    reader = Reader(device)
     progress("reading features", 0.0)
-    others = [_samples(task) for task in transfer]
+    others = [samples_of(task) for task in transfer]
     harmless = others[0] if others else None
     jobs: dict[str, Job] = {}
     index: dict[tuple[str, str, str, int], str] = {}
@@ -199,12 +189,12 @@ def audit(
             if (what, attack, name, 0) in index
         }
 
-    chance = _chance(samples)
+    chance = chance_of(samples)
     table = {
         attack.name: summarise(outcomes("harmful", attack.name), original, CONTROL, chance)
         for attack in chosen
     }
-    described = _describe(cuts, primary, samples, reader, original)
+    described = describe(cuts, primary, samples, reader, original)
     scratch = outcomes("harmful", "finetune_all")[CONTROL]
     cases = {
         name: {
@@ -231,7 +221,7 @@ def audit(
                     outcomes(f"transfer {number}", attack),
                     original,
                     CONTROL,
-                    _chance(_samples(task)),
+                    chance_of(samples_of(task)),
                 )
                 for attack in TRANSFER
             }
@@ -328,165 +318,3 @@ def _disjoint(attacker: Task, defender: Task | None) -> dict[str, Any]:
             "hold data that the defence has never seen, or the audit flatters it. Split the data."
         )
     return {"checked": True, "shared": 0}
-
-
-def _samples(task: Task) -> Samples:
-    if task.test is None:
-        raise InputError(f"{task.name}: an audit scores on test data; give Task(test=...).")
-    if task.kind == "classification" and len(task.classes) < 2:
-        raise InputError(f"{task.name} has a single class; an attack on it says nothing.")
-
-    def data(split: Any) -> Data:
-        inputs, labels = split.tensors()
-        if task.kind == "classification":
-            return Data(_array(inputs), _array(task.positions(labels)))
-        return Data(_array(inputs), _array(task.targets(labels)))
-
-    return Samples(task.kind, task.outputs, data(task.train), data(task.test))
-
-
-def _array(values: Tensor) -> np.ndarray:
-    return np.ascontiguousarray(values.detach().cpu().numpy())
-
-
-def _chance(task: Samples) -> float:
-    """Test score of the best constant answer: the commonest class, or R² = 0."""
-    if task.kind == "regression":
-        return 0.0
-    commonest = np.bincount(task.train.labels).argmax()
-    return float((task.test.labels == commonest).mean())
-
-
-class _Reader:
-    """Reads features once per model and layer, in batches that fit."""
-
-    def __init__(self, device: str) -> None:
-        self.device, self.batch = device, 512
-        self._cache: dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]] = {}
-        self._digests: dict[int, tuple[Any, str]] = {}
-        self._flops: dict[str, float] = {}
-
-    def digest(self, model: Cut) -> str:
-        """Hash of a model's structure and weights."""
-        if id(model) not in self._digests:
-            total = hashlib.sha256(repr((model.model, model.head)).encode())
-            for name, tensor in sorted(model.model.state_dict().items()):
-                raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-                total.update(name.encode() + raw.numpy().tobytes())
-            self._digests[id(model)] = (model, total.hexdigest())
-        return self._digests[id(model)][1]
-
-    def digest_data(self, task: Samples) -> str:
-        """Hash of a task's arrays."""
-        if id(task) not in self._digests:
-            total = hashlib.sha256(f"{task.kind} {task.outputs}".encode())
-            for part in (task.train, task.test):
-                total.update(part.inputs.tobytes() + part.labels.tobytes())
-            self._digests[id(task)] = (task, total.hexdigest())
-        return self._digests[id(task)][1]
-
-    def flops(self, model: Cut, task: Samples) -> float:
-        """Operations of reading one sample."""
-        key = self.digest(model)
-        if key not in self._flops:
-            one = torch.from_numpy(task.train.inputs[:1])
-            self._flops[key] = count_flops(lambda: self._forward(model, one, ""))[1]
-        return self._flops[key]
-
-    def read(self, name: str, model: Cut, task: Samples, layer: str) -> tuple[Any, Any]:
-        """Features of a task's training and test inputs at a layer."""
-        key = (self.digest(model), self.digest_data(task), layer)
-        if key not in self._cache:
-            self._cache[key] = (
-                self.features(name, model, task.train.inputs, layer),
-                self.features(name, model, task.test.inputs, layer),
-            )
-        return self._cache[key]
-
-    def features(self, name: str, model: Cut, inputs: np.ndarray, layer: str = "") -> np.ndarray:
-        """Features of some inputs at a layer; halves the batch when memory runs out."""
-        while True:
-            try:
-                blocks = torch.from_numpy(inputs).split(self.batch)
-                found = torch.cat([self._forward(model, block, layer) for block in blocks])
-                break
-            except (MemoryError, torch.OutOfMemoryError):
-                if self.batch == 1:
-                    raise
-                self.batch //= 2
-                warnings.warn(
-                    f"out of memory while reading {name}; going on with batches of {self.batch}.",
-                    stacklevel=2,
-                )
-        if not bool(torch.isfinite(found).all()):
-            raise InputError(
-                f"{name} gives NaN or infinite features at layer {layer or 'features'}; it cannot "
-                "be audited. Check its weights and the scale of its inputs."
-            )
-        return _array(found)
-
-    @torch.no_grad()
-    def _forward(self, model: Cut, inputs: Tensor, layer: str) -> Tensor:
-        return model.read(inputs.to(model.example), (layer,))[0].cpu()
-
-
-def _describe(
-    cuts: Mapping[str, Cut], primary: Task, harmful: Samples, reader: _Reader, original: str
-) -> dict[str, Any]:
-    """Primary score, κ, RIR against the original and ρ of every model."""
-    held = _samples(primary) if primary.test is not None else None
-    inputs, labels = primary.train.tensors()
-    targets = primary.targets(labels)
-    chance = _chance(held) if held is not None else 0.0
-    rows: dict[str, Any] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RankWarning)  # ranks are reported
-        for name, model in cuts.items():
-            train = torch.from_numpy(reader.features(name, model, _array(inputs)))
-            moments = gram_of(train, targets)
-            features, _ = reader.read(name, model, harmful, "")
-            one_hot = _targets(harmful)
-            attacked = gram_of(torch.from_numpy(features), one_hot)
-            spectra = Spectrum.of(moments), Spectrum.of(attacked)
-            rows[name] = {
-                "primary": _primary_score(name, model, moments, held, reader),
-                "kappa_primary": spectra[0].condition_number,
-                "kappa_harmful": spectra[1].condition_number,
-                "rank_primary": spectra[0].rank,
-                "rank_harmful": spectra[1].rank,
-                "dimension": spectra[0].dimension,
-                "rho": rho_of_gram(attacked),
-            }
-    base = rows[original]
-    for row in rows.values():
-        row["rir"] = (row["kappa_harmful"] / base["kappa_harmful"]) / (
-            row["kappa_primary"] / base["kappa_primary"]
-        )
-        bar = chance + BROKEN * (base["primary"] - chance) if base["primary"] is not None else None
-        row["broken"] = bar is not None and row["primary"] <= bar
-    return rows
-
-
-def _targets(task: Samples) -> Tensor:
-    labels = torch.from_numpy(np.array(task.train.labels))
-    if task.kind == "regression":
-        return labels.double()
-    return torch.nn.functional.one_hot(labels.long(), task.outputs).double()
-
-
-def _primary_score(
-    name: str, model: Cut, moments: Any, held: Samples | None, reader: _Reader
-) -> float | None:
-    """Test score with the model's own head, or with a ridge head where it has none."""
-    if held is None:
-        return None
-    features = torch.from_numpy(reader.features(name, model, held.test.inputs))
-    layer = model.head_layer
-    if layer is not None:
-        with torch.no_grad():
-            outputs = layer(features.to(layer.weight.device, layer.weight.dtype)).cpu()
-    else:
-        weights, bias = ridge_probe(moments)
-        outputs = features.double() @ weights + bias
-    labels = torch.from_numpy(np.array(held.test.labels))
-    return score(outputs, labels, held.kind)

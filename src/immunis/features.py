@@ -58,6 +58,14 @@ class Cut:
         """The linear layer whose output is the features; ask ``last_linear`` first."""
         return _linear(self.model, self.last_linear or "")
 
+    def on(self, device: str) -> Cut:
+        """Return this cut on a device: itself if it is there already, else a copy."""
+        if self.example.device.type == torch.device(device).type:
+            return self
+        moved = self.copy()
+        moved.model.to(device)
+        return moved
+
     def copy(self) -> Cut:
         """Return an independent copy; attacks change their copy freely."""
         return dataclasses.replace(self, model=copy.deepcopy(self.model))

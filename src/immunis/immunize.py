@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from immunis.errors import InputError
 from immunis.features import Cut, cut
-from immunis.gram import Gram, gram
+from immunis.gram import gram
 from immunis.guarantees import ceiling
+from immunis.heads import checked_head, compensated_head, invertible, least_squares_head
 from immunis.measure import data_figures, paired_grams, spectrum_figures
 from immunis.methods import LinearProblem, get_method
 from immunis.metrics import (
@@ -28,7 +29,6 @@ from immunis.metrics import (
 )
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
-from immunis.spectrum import eigh, relative_cutoff
 from immunis.tasks import Split, Task
 
 
@@ -108,8 +108,8 @@ def immunize(
     layer = _layer(model, theta @ change, None if bias is None else bias @ change)
     rounded = torch.linalg.solve(theta, layer.weight.detach().to("cpu", torch.float64).T)
     features = moments[0].transform(origin)
-    old_head = _least_squares_head(features) if head is None else _checked(head, theta, primary)
-    new_head, exact = _compensated(old_head, rounded, features)
+    old_head = least_squares_head(features) if head is None else checked_head(head, theta, primary)
+    new_head, exact = compensated_head(old_head, rounded, features)
     new_head = new_head.to(layer.weight.device, layer.weight.dtype)
     run = _Run(
         copy.deepcopy(model), copy.deepcopy(layer), old_head, copy.deepcopy(new_head), exact,
@@ -271,18 +271,13 @@ def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | N
             f"{primary.input_shape} per sample. Flatten the inputs, or pass a fitting θ."
         )
     theta = theta.to("cpu", torch.float64)
-    if not _invertible(theta):
+    if not invertible(theta):
         sigma = torch.linalg.svdvals(theta)
         raise InputError(
             f"θ is singular (singular values from {float(sigma[0]):.3g} down to "
             f"{float(sigma[-1]):.3g}): it has already thrown features away. Pass an invertible θ."
         )
     return theta, bias
-
-
-def _invertible(matrix: Tensor) -> bool:
-    sigma = torch.linalg.svdvals(matrix)
-    return float(sigma[-1]) > float(sigma[0]) * relative_cutoff(len(matrix))
 
 
 def _layer(model: nn.Linear | Tensor, theta: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -293,52 +288,3 @@ def _layer(model: nn.Linear | Tensor, theta: Tensor, bias: Tensor | None) -> nn.
         if bias is not None:
             layer.bias.copy_(bias)
     return layer.requires_grad_(False).eval()
-
-
-def _linear(weights: Tensor, bias: Tensor) -> nn.Linear:
-    head = nn.Linear(weights.shape[0], weights.shape[1], dtype=torch.float64)
-    with torch.no_grad():
-        head.weight.copy_(weights.T)
-        head.bias.copy_(bias)
-    return head.requires_grad_(False).eval()
-
-
-def _least_squares_head(features: Gram) -> nn.Linear:
-    """The primary head that minimises squared error on the original features."""
-    weights = _pseudo_inverse(features) @ features.cross_scatter
-    return _linear(weights, features.target_mean - features.mean @ weights)
-
-
-def _checked(head: nn.Linear, theta: Tensor, primary: Task) -> nn.Linear:
-    """A given head in float64, refused where it does not fit the extractor or the task."""
-    wanted = (primary.outputs, len(theta))
-    if not isinstance(head, nn.Linear) or tuple(head.weight.shape) != wanted:
-        raise InputError(
-            f"head must be an nn.Linear that reads {wanted[1]} features and gives {wanted[0]} "
-            f"outputs, as {primary.name} has; got {head}."
-        )
-    weights = head.weight.detach().to("cpu", torch.float64).T
-    bias = weights.new_zeros(wanted[0]) if head.bias is None else head.bias.detach()
-    if not bool(torch.isfinite(weights).all() and torch.isfinite(bias).all()):
-        raise InputError("head holds NaN or infinite weights.")
-    return _linear(weights, bias.to("cpu", torch.float64))
-
-
-def _pseudo_inverse(features: Gram) -> Tensor:
-    values, vectors = eigh(features.scatter)
-    keep = values > values[0] * relative_cutoff(features.dimension, features.epsilon)
-    return vectors[:, keep] / values[keep] @ vectors[:, keep].T
-
-
-def _compensated(head: nn.Linear, change: Tensor, features: Gram) -> tuple[nn.Linear, bool]:
-    """The head on ``zT`` that predicts what ``head`` predicts on z; exact if T is invertible.
-
-    For a singular T it is the least-squares fit of the old predictions to the new features.
-    """
-    weights, bias = head.weight.T, head.bias
-    if _invertible(change):
-        return _linear(torch.linalg.solve(change, weights), bias), True
-    new = features.transform(change)
-    fitted = _pseudo_inverse(new) @ (change.T @ features.scatter @ weights)
-    shift = features.mean @ weights - new.mean @ fitted
-    return _linear(fitted, bias + shift), False

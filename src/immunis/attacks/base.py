@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from immunis.errors import InputError, SettingsError
 from immunis.features import Cut
 
 Settings = Mapping[str, Any]
@@ -247,79 +246,3 @@ class Attack:
     run: Callable[[Arena, Settings], list[Point]]
     space: Callable[[Arena], Space] = lambda arena: {}
     layers: Callable[[Cut], Sequence[str]] = lambda cut: ("",)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The best run of an attack's search: its settings, its curve, and what the search cost."""
-
-    settings: Settings
-    points: list[Point]
-    trials: int
-    search_flops: float
-    notes: list[str]
-
-
-def grid(space: Space) -> Iterator[dict[str, Any]]:
-    """Every combination of a space's values, in a fixed order."""
-    for values in itertools.product(*space.values()):
-        yield dict(zip(space, values, strict=True))
-
-
-def search(attack: Attack, arena: Arena, trials: int | None = None) -> Outcome:
-    """Run an attack over its search space and return the run that validates best.
-
-    Args:
-        attack: what to run.
-        arena: on what.
-        trials: None for the whole grid; a number lets optuna choose that many settings
-            between the space's ends (extra ``search``).
-    """
-    space = dict(attack.space(arena))
-    tried: list[tuple[float, Settings, list[Point]]] = []
-
-    def attempt(settings: Settings) -> float:
-        # Layers draw their first weights from torch's own generator: seeded, then left as it was.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(arena.seed)
-            points = attack.run(arena, settings)
-        if not points:
-            raise InputError(f"attack {attack.name!r} returned an empty curve.")
-        best = max(p.validation for p in points)
-        tried.append((best, dict(settings), points))
-        return best
-
-    if trials is None or not space:
-        for each in grid(space):
-            attempt(each)
-    else:
-        _optuna(space, attempt, trials, arena.seed)
-    _, settings, points = max(tried, key=lambda t: t[0])  # the first of equals
-    return Outcome(
-        settings,
-        points,
-        len(tried),
-        sum(run[-1].flops for *_, run in tried),
-        list(dict.fromkeys(arena.notes)),
-    )
-
-
-def _optuna(space: Space, attempt: Callable[[Settings], float], trials: int, seed: int) -> None:
-    try:
-        import optuna
-    except ImportError as error:
-        raise SettingsError("optuna is not installed: pip install immunis[search]") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-    def objective(trial: Any) -> float:
-        settings = {}
-        for name, values in space.items():
-            number = all(isinstance(v, float) and v > 0 for v in values) and len(values) > 1
-            if number:
-                settings[name] = trial.suggest_float(name, min(values), max(values), log=True)
-            else:
-                settings[name] = trial.suggest_categorical(name, list(values))
-        return attempt(settings)
-
-    sampler = optuna.samplers.TPESampler(seed=seed)
-    optuna.create_study(direction="maximize", sampler=sampler).optimize(objective, n_trials=trials)

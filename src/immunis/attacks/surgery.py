@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 
 from immunis.attacks import adam, knn, mlp, ridge
-from immunis.attacks.base import Arena, Point, search
+from immunis.attacks.base import Arena, Point
+from immunis.attacks.search import search
 
 PROBES = {module.ATTACK.name: module.ATTACK for module in (ridge, adam, mlp, knn)}
 CHOICE = ("ridge", "adam", "mlp", "knn")

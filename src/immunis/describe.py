@@ -1,0 +1,85 @@
+"""What is known of a model without attacking it: primary score, κ, RIR, ρ, and if it is broken."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from immunis.attacks.base import Samples, score
+from immunis.attacks.ridge import ridge_probe
+from immunis.errors import RankWarning
+from immunis.features import Cut
+from immunis.gram import Gram, gram_of
+from immunis.reading import Reader, array_of, chance_of, samples_of
+from immunis.regularizers import rho_of_gram
+from immunis.spectrum import Spectrum
+from immunis.tasks import Task
+
+BROKEN = 0.1  # share of the original's primary score above chance below which a model is broken
+
+
+def describe(
+    cuts: Mapping[str, Cut], primary: Task, harmful: Samples, reader: Reader, original: str
+) -> dict[str, Any]:
+    """Primary score, κ, RIR against the original and ρ of every model."""
+    held = samples_of(primary) if primary.test is not None else None
+    inputs, labels = primary.train.tensors()
+    targets = primary.targets(labels)
+    chance = chance_of(held) if held is not None else 0.0
+    rows: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)  # ranks are reported
+        for name, model in cuts.items():
+            train = torch.from_numpy(reader.features(name, model, array_of(inputs)))
+            moments = gram_of(train, targets)
+            features, _ = reader.read(name, model, harmful, "")
+            one_hot = _targets(harmful)
+            attacked = gram_of(torch.from_numpy(features), one_hot)
+            spectra = Spectrum.of(moments), Spectrum.of(attacked)
+            rows[name] = {
+                "primary": _primary_score(name, model, moments, held, reader),
+                "kappa_primary": spectra[0].condition_number,
+                "kappa_harmful": spectra[1].condition_number,
+                "rank_primary": spectra[0].rank,
+                "rank_harmful": spectra[1].rank,
+                "dimension": spectra[0].dimension,
+                "rho": rho_of_gram(attacked),
+            }
+    base = rows[original]
+    for row in rows.values():
+        row["rir"] = (row["kappa_harmful"] / base["kappa_harmful"]) / (
+            row["kappa_primary"] / base["kappa_primary"]
+        )
+        bar = chance + BROKEN * (base["primary"] - chance) if base["primary"] is not None else None
+        row["broken"] = bar is not None and row["primary"] <= bar
+    return rows
+
+
+def _targets(task: Samples) -> Tensor:
+    labels = torch.from_numpy(np.array(task.train.labels))
+    if task.kind == "regression":
+        return labels.double()
+    return torch.nn.functional.one_hot(labels.long(), task.outputs).double()
+
+
+def _primary_score(
+    name: str, model: Cut, moments: Gram, held: Samples | None, reader: Reader
+) -> float | None:
+    """Test score with the model's own head, or with a ridge head where it has none."""
+    if held is None:
+        return None
+    features = torch.from_numpy(reader.features(name, model, held.test.inputs))
+    layer = model.head_layer
+    if layer is not None:
+        with torch.no_grad():
+            outputs = layer(features.to(layer.weight.device, layer.weight.dtype)).cpu()
+    else:
+        weights, bias = ridge_probe(moments)
+        outputs = features.double() @ weights + bias
+    labels = torch.from_numpy(np.array(held.test.labels))
+    return score(outputs, labels, held.kind)

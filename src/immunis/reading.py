@@ -1,0 +1,118 @@
+"""Tasks as arrays, and features read once per model and layer, in batches that fit."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from immunis.attacks.base import Data, Samples, count_flops
+from immunis.errors import InputError
+from immunis.features import Cut
+from immunis.tasks import Split, Task
+
+
+def samples_of(task: Task) -> Samples:
+    """Return a task as arrays, refusing one that no attack can be scored on."""
+    if task.test is None:
+        raise InputError(f"{task.name}: an audit scores on test data; give Task(test=...).")
+    if task.kind == "classification" and len(task.classes) < 2:
+        raise InputError(f"{task.name} has a single class; an attack on it says nothing.")
+
+    def data(split: Split) -> Data:
+        inputs, labels = split.tensors()
+        if task.kind == "classification":
+            return Data(array_of(inputs), array_of(task.positions(labels)))
+        return Data(array_of(inputs), array_of(task.targets(labels)))
+
+    return Samples(task.kind, task.outputs, data(task.train), data(task.test))
+
+
+def array_of(values: Tensor) -> np.ndarray:
+    """Return a tensor as a contiguous array, which worker processes share."""
+    return np.ascontiguousarray(values.detach().cpu().numpy())
+
+
+def chance_of(task: Samples) -> float:
+    """Test score of the best constant answer: the commonest class, or R² = 0."""
+    if task.kind == "regression":
+        return 0.0
+    commonest = np.bincount(task.train.labels).argmax()
+    return float((task.test.labels == commonest).mean())
+
+
+class Reader:
+    """Reads features once per model and layer, in batches that fit."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.batch = device, 512
+        self._cache: dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]] = {}
+        self._digests: dict[int, tuple[Any, str]] = {}
+        self._flops: dict[str, float] = {}
+
+    def digest(self, model: Cut) -> str:
+        """Hash of a model's structure and weights."""
+        if id(model) not in self._digests:
+            total = hashlib.sha256(repr((model.model, model.head)).encode())
+            for name, tensor in sorted(model.model.state_dict().items()):
+                raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+                total.update(name.encode() + raw.numpy().tobytes())
+            self._digests[id(model)] = (model, total.hexdigest())
+        return self._digests[id(model)][1]
+
+    def digest_data(self, task: Samples) -> str:
+        """Hash of a task's arrays."""
+        if id(task) not in self._digests:
+            total = hashlib.sha256(f"{task.kind} {task.outputs}".encode())
+            for part in (task.train, task.test):
+                total.update(part.inputs.tobytes() + part.labels.tobytes())
+            self._digests[id(task)] = (task, total.hexdigest())
+        return self._digests[id(task)][1]
+
+    def flops(self, model: Cut, task: Samples) -> float:
+        """Operations of reading one sample."""
+        key = self.digest(model)
+        if key not in self._flops:
+            one = torch.from_numpy(task.train.inputs[:1])
+            self._flops[key] = count_flops(lambda: self._forward(model, one, ""))[1]
+        return self._flops[key]
+
+    def read(self, name: str, model: Cut, task: Samples, layer: str) -> tuple[Any, Any]:
+        """Features of a task's training and test inputs at a layer."""
+        key = (self.digest(model), self.digest_data(task), layer)
+        if key not in self._cache:
+            self._cache[key] = (
+                self.features(name, model, task.train.inputs, layer),
+                self.features(name, model, task.test.inputs, layer),
+            )
+        return self._cache[key]
+
+    def features(self, name: str, model: Cut, inputs: np.ndarray, layer: str = "") -> np.ndarray:
+        """Features of some inputs at a layer; halves the batch when memory runs out."""
+        while True:
+            try:
+                blocks = torch.from_numpy(inputs).split(self.batch)
+                found = torch.cat([self._forward(model, block, layer) for block in blocks])
+                break
+            except (MemoryError, torch.OutOfMemoryError):
+                if self.batch == 1:
+                    raise
+                self.batch //= 2
+                warnings.warn(
+                    f"out of memory while reading {name}; going on with batches of {self.batch}.",
+                    stacklevel=2,
+                )
+        if not bool(torch.isfinite(found).all()):
+            raise InputError(
+                f"{name} gives NaN or infinite features at layer {layer or 'features'}; it cannot "
+                "be audited. Check its weights and the scale of its inputs."
+            )
+        return array_of(found)
+
+    @torch.no_grad()
+    def _forward(self, model: Cut, inputs: Tensor, layer: str) -> Tensor:
+        return model.read(inputs.to(model.example), (layer,))[0].cpu()
