@@ -152,7 +152,7 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(models, tasks, tmp_path, 
     assert timeless(run(models, tasks, folder=tmp_path)) == timeless(run(models, tasks))
 
 
-def test_a_failing_attack_is_recorded_and_the_audit_goes_on(models, tasks, monkeypatch):
+def test_a_failing_attack_is_recorded_and_the_audit_goes_on(models, tasks, monkeypatch, tmp_path):
     def fails(arena, settings):
         raise RuntimeError("no luck")
 
@@ -161,6 +161,9 @@ def test_a_failing_attack_is_recorded_and_the_audit_goes_on(models, tasks, monke
     assert f["attacks"]["knn"]["erase"] == {"status": "failed", "reason": "RuntimeError: no luck"}
     assert f["attacks"]["ridge"]["erase"]["status"] == "done"
     assert f["worst_case"]["erase"]["attack"] == "ridge"
+    run(models, tasks, folder=tmp_path)
+    statuses = {json.loads(p.read_text())["status"] for p in tmp_path.glob("*.json")}
+    assert statuses == {"done"}  # a failure is tried again next time
 
 
 def test_transfer_tasks_are_probed_and_fine_tuned(models, tasks):

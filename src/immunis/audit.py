@@ -165,7 +165,7 @@ def audit(
         )  # fmt: skip
         key = key_of(
             __version__, attack.name, reader.digest(model), reader.digest_data(task), seed, budget,
-            trials, what == "harmful" and harmless is not None,
+            trials, None if harmless is None else reader.digest_data(harmless),
         )  # fmt: skip
         jobs[key] = Job(run_attack, (attack.name, arena, trials), f"{attack.name} on {name}")
         index[what, attack.name, name, seed] = key
@@ -180,7 +180,14 @@ def audit(
             for name, model, seed in lineup:
                 enlist(f"transfer {number}", held, ATTACKS[attack_name], name, model, seed)
 
-    results = sweep(jobs, folder=folder, workers=workers, cluster=cluster, progress=progress)
+    results = sweep(
+        jobs,
+        folder=folder,
+        workers=workers,
+        cluster=cluster,
+        progress=progress,
+        lasting=lambda result: result["status"] != "failed",
+    )
 
     def outcomes(what: str, attack: str) -> dict[str, list[Any]]:
         return {

@@ -42,6 +42,7 @@ def sweep(
     workers: int = 1,
     cluster: str | None = None,
     progress: Callable[[str, float], None] = lambda label, share: None,
+    lasting: Callable[[Any], bool] = lambda result: True,
 ) -> dict[str, Any]:
     """Run every job and return results by key, in the order of ``jobs``.
 
@@ -52,6 +53,7 @@ def sweep(
         cluster: address of a Ray cluster (``ray://host:port``, or ``local`` for one started
             here) instead; needs the extra ``cluster``.
         progress: called after each job with its label and the share of jobs done.
+        lasting: which results to keep in the folder; the others are tried again next time.
 
     Every job runs on one thread, so that results do not depend on ``workers``.
     """
@@ -63,7 +65,7 @@ def sweep(
 
     def keep(key: str, result: Any) -> None:
         results[key] = result
-        if store is not None:
+        if store is not None and lasting(result):
             write_text(store / f"{key}.json", json.dumps(result))
         progress(jobs[key].label, len(results) / len(jobs))
 
