@@ -211,6 +211,61 @@ def test_full_erasure_holds_every_linear_probe_at_chance_on_the_training_distrib
     assert max(p.test for p in outcome.points) < 0.45, name  # chance is 1/3
 
 
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_units_of_regression_targets_do_not_matter(name):
+    if name == "logistic":
+        return
+
+    def values(factor):
+        def data(seed):
+            x, _ = (image_data if name in IMAGES else separable)(seed=seed)
+            flat = x.reshape(len(x), -1)
+            return x, factor * (flat[:, :1].astype(np.float64) * 2 + 5)
+
+        return data
+
+    found = [
+        max(p.test for p in search(ATTACKS[name], arena_for(
+            ATTACKS[name], data=values(factor), kind="regression", budget=50)).points)
+        for factor in (1.0, 1e5)
+    ]  # fmt: skip
+    assert found[1] == pytest.approx(found[0], abs=0.05), name
+
+
+def test_few_samples_are_validated_on_three_balanced_fifths():
+    arena = arena_for(ATTACKS["ridge"])
+    parts = [dataclasses.replace(arena, fold=fold).rows for fold in range(3)]
+    for fit, held in parts:
+        assert not set(fit) & set(held)
+        assert np.bincount(arena.train.labels[held]).tolist() == [10, 10, 10]
+    assert not set(parts[0][1]) & set(parts[1][1])
+    whole = dataclasses.replace(arena, refit=True)
+    assert len(whole.rows[0]) == 150
+
+
+def test_a_closed_form_attack_is_fitted_again_on_all_rows():
+    arena = arena_for(ATTACKS["ridge"])
+    outcome = search(ATTACKS["ridge"], arena)
+    whole = dataclasses.replace(arena, refit=True)
+    assert outcome.points[0].test == ATTACKS["ridge"].run(whole, outcome.settings)[0].test
+    assert outcome.runs == 5 * 3 + 1
+    assert outcome.search_flops > outcome.points[0].flops
+
+
+def test_inner_searches_are_counted():
+    outcome = search(ATTACKS["drop_last"], arena_for(ATTACKS["drop_last"], budget=5))
+    assert outcome.trials == 3
+    assert outcome.runs > 3 * 3
+    long = arena_for(ATTACKS["drop_last"], budget=1000)
+    assert len(ATTACKS["drop_last"].space(long)["probe"]) == len(GROUPS["probes"])
+
+
+def test_whitening_costs_something():
+    arena = arena_for(ATTACKS["whiten"], budget=5)
+    plain = ATTACKS["standardise"].run(arena, {})[0].flops
+    assert ATTACKS["whiten"].run(arena, {"ridge": 0.0})[0].flops > plain
+
+
 def test_fine_tuning_moves_only_what_it_says(monkeypatch):
     seen = {}
     import immunis.attacks.finetune_last as module
@@ -241,6 +296,10 @@ def test_reinitialised_stages_are_drawn_anew(monkeypatch):
     old, new = arena.cut.model, seen["network"].body
     assert torch.equal(old[0].weight, new[0].weight)
     assert not torch.equal(old[2].weight, new[2].weight)
+    twins = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)).eval()
+    arena = arena_for(ATTACKS["reinit_last"], model=twins)
+    ATTACKS["reinit_last"].run(arena, {"stages": 2, "train": "last"})
+    assert not torch.equal(seen["network"].body[1].weight, seen["network"].body[2].weight)
 
 
 def test_training_from_scratch_is_fine_tuning_the_untrained_control():
@@ -294,6 +353,12 @@ def test_features_that_no_linear_layer_makes_cannot_be_undone(name):
         search(ATTACKS[name], arena)
 
 
+def test_nothing_to_train_is_said():
+    arena = arena_for(ATTACKS["finetune_all"], model=nn.Sequential(nn.Tanh()).eval())
+    with pytest.raises(NotApplicableError, match="no parameters"):
+        search(ATTACKS["finetune_all"], arena)
+
+
 def test_without_a_harmless_task_there_is_no_detour():
     arena = dataclasses.replace(arena_for(ATTACKS["harmless_first"]), harmless=None)
     with pytest.raises(NotApplicableError, match="harmless"):
@@ -328,6 +393,7 @@ def test_optuna_searches_between_the_ends_and_is_reproducible():
     fake = Attack("fake", "", run, lambda a: {"rate": (1e-4, 1e-1), "kind": ("a", "b")})
     outcome = search(fake, arena, trials=12)
     assert outcome.trials == 12
+    assert outcome.runs == 36  # three folds each
     assert all(1e-4 <= rate <= 1e-1 for rate in seen)
     assert len(set(seen)) > 4
     first = list(seen)

@@ -1,3 +1,4 @@
+import copy
 import json
 import math
 import re
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from immunis import InputError, SettingsError, Task, audit, immunize
 from immunis.attacks import ATTACKS
@@ -93,7 +95,7 @@ def test_the_record_holds_what_was_asked(result, models):
     assert score["low"] <= score["mean"] <= score["high"]
     assert {"steps", "samples", "flops", "seconds"} == set(ridge["erase"]["cost"])
     assert f["controls"]["from scratch"]["status"] == "done"
-    assert f["disjoint"] == {"checked": True, "shared": 0}
+    assert f["disjoint"] == {"checked": True, "shared": 0, "train_in_test": 0}
     assert set(f["predictors"]) == {"kappa_harmful", "rir", "rho"}
     assert f["predictors"]["rho"]["pairs"] == 6
     assert json.loads(result.to_json())["kind"] == "audit"
@@ -239,6 +241,10 @@ def test_bad_requests_are_refused_in_words(models, tasks):
         (lambda: audit(models, *good, attacks="quik"), SettingsError, "quick"),
         (lambda: audit(models, *good, attacks=FEW, seeds=0), SettingsError, "at least 1"),
         (lambda: audit(models, *good, attacks=FEW, workers=0), SettingsError, "workers"),
+        (lambda: audit(models, *good, attacks=FEW, trials=0), SettingsError, "trials=0"),
+        (lambda: audit(models, *good, attacks=FEW, device="cuda:99"), SettingsError, "device"),
+        (lambda: audit(models, *good, attacks=FEW, device="gpu"), SettingsError, "device"),
+        (lambda: audit(models, tasks.primary, tasks.primary, attacks=FEW), InputError, "also in"),
     ]
     for call, error, says in cases:
         with pytest.raises(error, match=says):
@@ -247,6 +253,69 @@ def test_bad_requests_are_refused_in_words(models, tasks):
     nan.weight.data[0, 0] = float("nan")
     with pytest.raises(InputError, match="bad gives NaN or infinite features"):
         audit({**models, "bad": nan}, *good, attacks=FEW)
+
+
+def test_models_that_differ_in_hooks_or_attributes_are_told_apart(models, tasks):
+    class Gain(nn.Module):
+        def __init__(self, network, gain):
+            super().__init__()
+            self.network, self.gain = network, gain
+
+        def forward(self, x):
+            return self.network(torch.tanh(self.gain * x))
+
+    network = models["original"]
+    hooked = copy.deepcopy(network)
+    hooked[0].register_forward_hook(lambda m, i, o: torch.zeros_like(o) + 0.1 * o[:, :1])
+    gains = {"a": Gain(network, 1.0).eval(), "b": Gain(network, 1e4).eval()}
+    found = run(
+        {"original": network, "hooked": hooked, **gains},
+        tasks, ["ridge"], seeds=1,
+    ).record.figures  # fmt: skip
+    scores = {name: row["score"]["mean"] for name, row in found["attacks"]["ridge"].items()}
+    assert scores["hooked"] < scores["original"]
+    assert scores["a"] != scores["b"]
+
+
+def test_collapsed_features_are_broken_not_a_crash(models, tasks):
+    dead = copy.deepcopy(models["original"])
+    with torch.no_grad():
+        dead[2].weight.zero_()
+        dead[2].bias.zero_()
+    found = run({**models, "dead": dead}, tasks, ["ridge"], seeds=1)
+    assert found.worst_case["dead"].broken
+    assert math.isnan(found.record.figures["models"]["dead"]["kappa_harmful"])
+
+
+def test_shared_rows_of_the_attackers_own_data_are_counted(models, tasks):
+    x, y = tasks.attacker.train.tensors()
+    leaky = Task((x, y), (x[:10], y[:10]), "leaky")
+    with pytest.warns(UserWarning, match="10 sample"):
+        found = audit(models, tasks.primary, leaky, attacks=["ridge"], seeds=1, budget=5)
+    assert found.record.figures["disjoint"]["train_in_test"] == 10
+
+
+def test_odd_files_in_the_folder_are_run_again(models, tasks, tmp_path):
+    first = run(models, tasks, ["ridge"], folder=tmp_path, seeds=1)
+    for text, path in zip(
+        ("null", "{}", "[]", '{"status": "done"}'), sorted(tmp_path.iterdir()), strict=False
+    ):
+        path.write_text(text)
+    assert timeless(run(models, tasks, ["ridge"], folder=tmp_path, seeds=1)) == timeless(first)
+
+
+def test_a_shuffling_loader_resumes_all_the_same(models, tasks, tmp_path):
+    train, test = (TensorDataset(*s.tensors()) for s in (tasks.attacker.train, tasks.attacker.test))
+    for _ in range(2):
+        loader = DataLoader(train, batch_size=16, shuffle=True)
+        task = Task(loader, DataLoader(test, batch_size=64), "attacker")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            audit(
+                models, tasks.primary, task, attacks=["ridge"], seeds=1, budget=5, folder=tmp_path
+            )
+        count = len(list(tmp_path.iterdir()))
+    assert count == 4  # two models, the control, and the control from scratch
 
 
 def test_reading_features_survives_a_lack_of_memory(models, tasks, monkeypatch):
@@ -295,7 +364,7 @@ def test_an_attacker_stops_where_validation_is_best():
 
 
 def done(*points):
-    return {"status": "done", "curve": curve(*points), "settings": {}, "trials": 1,
+    return {"status": "done", "curve": curve(*points), "settings": {}, "trials": 1, "runs": 1,
             "search_flops": 1.0, "seconds": 0.1}  # fmt: skip
 
 
@@ -314,10 +383,31 @@ def test_advantage_cost_and_multiplier_by_hand():
     assert [p["steps"] for p in rows["slow"]["curve"]] == [1, 100]
     case = worst_case({"x": rows}, "slow", "original", "untrained")
     assert (case["attack"], case["residual_advantage"]) == ("x", pytest.approx(1))
+    assert case["gain"] == pytest.approx(0.5)
+
+
+def test_the_worst_case_is_the_largest_residual_advantage():
+    def rows(original, defended, untrained):
+        by_model = {"o": original, "d": defended, "u": untrained}
+        return summarise({k: [done((1, v, v))] * 3 for k, v in by_model.items()}, "o", "u", 0.1)
+
+    table = {
+        "a": rows(0.95, 0.7, 0.5),
+        "b": rows(0.8, 0.8, 0.65),
+        "no help": rows(0.5, 0.9, 0.5),
+        "broke": {"d": {"status": "failed", "reason": ""}},
+    }
+    case = worst_case(table, "d", "o", "u")
+    assert (case["attack"], case["residual_advantage"]) == ("b", pytest.approx(1))
+    assert (case["highest_attack"], case["highest_accuracy"]) == ("no help", pytest.approx(0.9))
+    assert (case["attacks"], case["undefined"], case["failed"]) == (3, 1, 1)
 
 
 def test_no_help_means_no_share_and_noise_is_shown_not_hidden():
     assert math.isnan(residual_advantage(0.5, 0.4, 0.4))
+    assert math.isnan(residual_advantage(0.5, 0.9, -math.inf))
+    row = summarise({"o": [done((1, 0.1, 0.1))] * 3}, "o", "u", chance=0.2)["o"]
+    assert "does not beat chance" in row["notes"][0]
     assert residual_advantage(0.9, 0.8, 0.4) == pytest.approx(1.25)
     noisy = {
         "original": [done((1, t, t)) for t in (0.9, 0.5, 0.7)],
@@ -342,7 +432,7 @@ def test_an_attack_that_failed_on_the_original_has_no_comparison():
 
 def test_intervals():
     assert interval([])["mean"] != interval([])["mean"]
-    assert interval([0.5])["low"] == 0.5
+    assert math.isnan(interval([0.5])["low"])  # one run says nothing of its spread
     row = interval([0.1, 0.2, 0.3])
     assert row["low"] == pytest.approx(0.2 - 4.303 * 0.1 / 3**0.5, abs=1e-3)
 

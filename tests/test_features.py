@@ -76,7 +76,8 @@ def test_a_convolutional_network_and_pooling():
     x = torch.randn(5, 1, 8, 8)
     found = cut(Residual().eval(), x, outputs=3)
     assert found.head == "fc"
-    assert found.stages == ("stem", "norm", "layer1", "layer2")
+    assert found.stages == ("stem", "layer1", "layer2")
+    assert found.trailing == ()
     assert found.last_linear is None
     assert found.read(x, ("layer1",))[0].shape == (5, 6)
 
@@ -86,6 +87,65 @@ def test_a_container_of_blocks_is_opened():
     found = cut(Tokens().eval(), x, outputs=2)
     assert found.stages == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
     assert found.read(x, ("blocks.0",))[0].shape == (5, 6)
+
+
+class Wrapped(nn.Module):
+    """Blocks, a trailing norm, an unused layer, and a head inside a container."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.norm = nn.LayerNorm(8)
+        self.aux = nn.Linear(8, 3)
+        self.classifier = nn.Sequential(nn.Dropout(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return self.classifier(self.norm(self.features(x)))
+
+
+def test_a_wrapped_head_a_trailing_norm_and_an_unused_layer_are_no_stages():
+    found = cut(Wrapped().eval(), torch.randn(3, 4), outputs=3)
+    assert found.head == "classifier.1"
+    assert found.stages == ("features.0", "features.2")
+    assert found.trailing == ("norm",)
+    with pytest.raises(InputError, match="never run"):
+        found.read(torch.randn(3, 4), ("aux",))
+
+
+def test_torchs_own_transformer_can_be_cut():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    )
+    found = cut(model.eval(), torch.randn(3, 5, 4))
+    assert found.width == 8
+
+
+def test_a_linear_layer_in_the_middle_is_no_head():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 6)).eval()
+    assert cut(model, torch.randn(2, 4), outputs=3).head is None
+
+
+def test_a_part_in_training_mode_is_found():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval()
+    model[1].train()
+    with pytest.raises(InputError, match="1 is in training mode"):
+        cut(model, torch.randn(2, 4))
+
+
+def test_custom_norms_start_at_one():
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((4,), 3.0))
+            self.bias = nn.Parameter(torch.full((4,), 3.0))
+
+        def forward(self, x):
+            return x * self.weight + self.bias
+
+    fresh = untrained(cut(nn.Sequential(nn.Linear(4, 4), Norm()).eval(), torch.randn(2, 4)), 0)
+    assert torch.equal(fresh.model[1].weight, torch.ones(4))
+    assert torch.equal(fresh.model[1].bias, torch.zeros(4))
 
 
 def test_timm_models_say_themselves_where_their_head_is():

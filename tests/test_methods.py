@@ -306,6 +306,17 @@ def test_a_network_comes_back_plain_with_the_map_folded_in(method, pair):
     assert result.record.figures["rir"]["value"] > 0
 
 
+def test_a_head_without_bias_is_compensated_or_refused(pair):
+    network = small_network(pair)
+    network[3] = nn.Linear(6, 3, bias=False)
+    network.eval()
+    result = immunize(network, *pair, "erase", strength=0.01)
+    x = pair[0].test.tensors()[0].float()
+    torch.testing.assert_close(result.model(x), network(x), rtol=1e-3, atol=1e-3)
+    with pytest.raises(InputError, match="no bias"):
+        immunize(network, *pair, "erase", strength=0.0)
+
+
 def test_a_network_without_a_head_gets_a_least_squares_one(pair):
     result = immunize(small_network(pair, head=False), *pair, "erase")
     assert result.head.in_features == 6

@@ -130,8 +130,11 @@ def audit(
     start = time.perf_counter()
     chosen, preset = select(attacks)
     budget = preset if budget is None else budget
-    if budget < 1 or seeds < 1:
-        raise SettingsError(f"budget={budget}, seeds={seeds}: both need to be at least 1.")
+    if budget < 1 or seeds < 1 or (trials is not None and trials < 1):
+        raise SettingsError(
+            f"budget={budget}, seeds={seeds}, trials={trials}: all need to be at least 1."
+        )
+    _check_device(device)
     if original not in models:
         raise InputError(
             f"models are {', '.join(models) or 'none'}; the undefended one must be among them, as "
@@ -139,7 +142,7 @@ def audit(
         )
     if {CONTROL, SCRATCH} & set(models):
         raise InputError(f"{CONTROL!r} and {SCRATCH!r} are the names of the audit's own controls.")
-    disjoint = _disjoint(harmful, defender)
+    disjoint = _disjoint(harmful, primary, defender)
     samples = samples_of(harmful)
     example = torch.from_numpy(samples.train.inputs[:2])
     cuts = {
@@ -149,8 +152,9 @@ def audit(
     fresh = {seed: untrained(cuts[original], seed) for seed in range(seeds)}
     lineup = [(name, cuts[name], seed) for name in cuts for seed in range(seeds)]
     lineup += [(CONTROL, fresh[seed], seed) for seed in range(seeds)]
-    reader = Reader(device)
+    reader = Reader(example)
     progress("reading features", 0.0)
+    described = describe(cuts, primary, samples, reader, original)
     others = [samples_of(task) for task in transfer]
     harmless = others[0] if others else None
     jobs: dict[str, Job] = {}
@@ -186,7 +190,7 @@ def audit(
         workers=workers,
         cluster=cluster,
         progress=progress,
-        lasting=lambda result: result["status"] != "failed",
+        lasting=lambda result: isinstance(result, dict) and {"curve", "trials"} <= result.keys(),
     )
 
     def outcomes(what: str, attack: str) -> dict[str, list[Any]]:
@@ -201,7 +205,6 @@ def audit(
         attack.name: summarise(outcomes("harmful", attack.name), original, CONTROL, chance)
         for attack in chosen
     }
-    described = describe(cuts, primary, samples, reader, original)
     scratch = outcomes("harmful", "finetune_all")[CONTROL]
     cases = {
         name: {
@@ -225,14 +228,11 @@ def audit(
         "transfer": {
             task.name: {
                 attack: summarise(
-                    outcomes(f"transfer {number}", attack),
-                    original,
-                    CONTROL,
-                    chance_of(samples_of(task)),
+                    outcomes(f"transfer {number}", attack), original, CONTROL, chance_of(held)
                 )
                 for attack in TRANSFER
             }
-            for number, task in enumerate(transfer)
+            for number, (task, held) in enumerate(zip(transfer, others, strict=True))
         },
         "predictors": predictors(table, described, list(cuts)),
         "disjoint": disjoint,
@@ -306,22 +306,44 @@ def run_attack(name: str, arena: Arena, trials: int | None) -> dict[str, Any]:
         "settings": dict(outcome.settings),
         "curve": [vars(point) for point in outcome.points],
         "trials": outcome.trials,
+        "runs": outcome.runs,
         "search_flops": outcome.search_flops,
         "seconds": time.perf_counter() - started,
         "notes": outcome.notes,
     }
 
 
-def _disjoint(attacker: Task, defender: Task | None) -> dict[str, Any]:
-    if defender is None:
-        return {"checked": False, "shared": None}
-    known = set(defender.train.row_hashes())
-    shared = sum(row in known for row in attacker.train.row_hashes())
-    if attacker.test is not None:
-        shared += sum(row in known for row in attacker.test.row_hashes())
+def _check_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"device {device!r} cannot be used here: {reason}") from error
+
+
+def _disjoint(attacker: Task, primary: Task, defender: Task | None) -> dict[str, Any]:
+    """Refuse an attacker who trains or is scored on rows that the defence has seen.
+
+    Rows that the attacker's own training and test data share are counted and warned of.
+    """
+    known = set(primary.train.row_hashes())
+    if defender is not None:
+        known.update(defender.train.row_hashes())
+    own = set(attacker.train.row_hashes())
+    test = set(attacker.test.row_hashes()) if attacker.test is not None else set()
+    shared = len(own & known)
+    if defender is not None:
+        shared += len(test & set(defender.train.row_hashes()))
     if shared:
         raise InputError(
-            f"{shared} sample(s) of {attacker.name} are also in {defender.name}: the attacker must "
-            "hold data that the defence has never seen, or the audit flatters it. Split the data."
+            f"{shared} sample(s) of {attacker.name} are also in the defence's own data: the "
+            "attacker must hold data that the defence has never seen, or the audit flatters it. "
+            "Split the data."
         )
-    return {"checked": True, "shared": 0}
+    if own & test:
+        warnings.warn(
+            f"{attacker.name}: {len(own & test)} sample(s) are in both training and test data; "
+            "scores are too high by that.",
+            stacklevel=3,
+        )
+    return {"checked": defender is not None, "shared": 0, "train_in_test": len(own & test)}

@@ -211,7 +211,14 @@ def audit(
     from immunis.audit import audit_recipe as run
     from immunis.recipes import load_recipe
     from immunis.records import check_folder, make_folder
-    from immunis.tables import audit_table, models_table, number, worst_case_table
+    from immunis.tables import (
+        audit_table,
+        models_table,
+        number,
+        percent,
+        transfer_table,
+        worst_case_table,
+    )
 
     chosen = load_recipe(recipe)
     folder = make_folder(check_folder(output or f"immunis-runs/{chosen.name}-audit"))
@@ -232,16 +239,22 @@ def audit(
         typer.echo(result.to_json())
         return
     f = result.record.figures
-    for table in (worst_case_table, audit_table, models_table):
-        _print(table(result.record))
-    foretold = ", ".join(
-        f"{name} {number(row['spearman'])}" for name, row in f["predictors"].items()
+    for table in (worst_case_table, audit_table, transfer_table, models_table):
+        if table is not transfer_table or f["transfer"]:
+            _print(table(result.record))
+    scratch = f["controls"]["from scratch"]
+    reached = percent(scratch["score"]["mean"]) if scratch["status"] == "done" else "failed"
+    foretold = "; ".join(
+        f"{name} {number(row['score'])} with score, {number(row['cost'])} with cost"
+        for name, row in f["predictors"].items()
     )
     out.print(
         "keeps: share of the original model's help, over untrained features, that the attacker "
-        "keeps in the worst attack; cost x: steps to 90% of what the original allows, against the "
-        "original; best/best: the share when each model meets its best attack. Rank correlation "
-        f"with the scores: {foretold}.",
+        "keeps in the worst attack; gain: its points over the same attack on untrained features; "
+        "cost x: steps to 90% of what the original allows, against the original; best/best: the "
+        "share when each model meets its best attack; unranked: attacks that failed, do not apply, "
+        f"or on which the original helps less than a point. Chance: {percent(f['chance'])}%; "
+        f"trained from scratch: {reached}%. Rank correlation: {foretold}.",
         highlight=False,
     )
     if not f["disjoint"]["checked"]:

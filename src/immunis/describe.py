@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from immunis.attacks.base import Samples, score
+from immunis.attacks.base import Samples, encode, score
 from immunis.attacks.ridge import ridge_probe
 from immunis.errors import RankWarning
 from immunis.features import Cut
@@ -38,13 +38,14 @@ def describe(
             train = torch.from_numpy(reader.features(name, model, array_of(inputs)))
             moments = gram_of(train, targets)
             features, _ = reader.read(name, model, harmful, "")
-            one_hot = _targets(harmful)
-            attacked = gram_of(torch.from_numpy(features), one_hot)
+            labels_h = torch.from_numpy(np.array(harmful.train.labels))
+            targets_h = encode(labels_h, harmful.kind, harmful.outputs)
+            attacked = gram_of(torch.from_numpy(features), targets_h)
             spectra = Spectrum.of(moments), Spectrum.of(attacked)
             rows[name] = {
                 "primary": _primary_score(name, model, moments, held, reader),
-                "kappa_primary": spectra[0].condition_number,
-                "kappa_harmful": spectra[1].condition_number,
+                "kappa_primary": _kappa(spectra[0]),
+                "kappa_harmful": _kappa(spectra[1]),
                 "rank_primary": spectra[0].rank,
                 "rank_harmful": spectra[1].rank,
                 "dimension": spectra[0].dimension,
@@ -60,11 +61,9 @@ def describe(
     return rows
 
 
-def _targets(task: Samples) -> Tensor:
-    labels = torch.from_numpy(np.array(task.train.labels))
-    if task.kind == "regression":
-        return labels.double()
-    return torch.nn.functional.one_hot(labels.long(), task.outputs).double()
+def _kappa(spectrum: Spectrum) -> float:
+    """κ, or NaN where features have collapsed to nothing."""
+    return spectrum.condition_number if spectrum.rank else math.nan
 
 
 def _primary_score(

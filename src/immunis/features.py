@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +19,14 @@ from torch import Tensor, nn
 
 from immunis.errors import InputError, unknown
 
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
 
 @dataclass(frozen=True)
 class Cut:
     """A model, where its head is, and the stages of its extractor in the order they run.
 
+    ``trailing`` are normalisation layers behind the last stage, which belong with it.
     ``last_linear`` names the linear layer whose output is the features, if there is one;
     ``width`` is the number of features. Layers are named as in ``named_modules``;
     ``"NAME:in"`` stands for the input of that module, ``""`` for the features themselves.
@@ -33,6 +35,7 @@ class Cut:
     model: nn.Module
     head: str | None
     stages: tuple[str, ...]
+    trailing: tuple[str, ...]
     last_linear: str | None
     width: int
 
@@ -71,35 +74,46 @@ class Cut:
         return dataclasses.replace(self, model=copy.deepcopy(self.model))
 
     def read(self, inputs: Tensor, layers: Sequence[str] = ("",)) -> list[Tensor]:
-        """Return pooled features at each layer for one batch, with gradients if enabled."""
-        found: dict[str, Tensor] = {}
+        """Return pooled features at each layer for one batch, with gradients if enabled.
 
-        def keep(layer: str) -> Any:
-            def before(_: nn.Module, args: tuple[Any, ...]) -> None:
-                found[layer] = args[0]
-
-            def after(_: nn.Module, __: Any, output: Any) -> None:
-                found[layer] = output[0] if isinstance(output, tuple) else output
-
-            return before if layer.endswith(":in") else after
-
-        with _hooks() as handles:
-            for layer in layers:
-                name = layer or (f"{self.head}:in" if self.head else "")
-                if not name:
-                    continue  # the model's own output
-                module = self.model.get_submodule(name.removesuffix(":in"))
-                if name.endswith(":in"):
-                    hook = keep(f"{layer or name}")
-                    handles.append(module.register_forward_pre_hook(hook))
-                else:
-                    handles.append(module.register_forward_hook(keep(layer)))
-            output = self.model(inputs)
-        if self.head is None:
-            found.setdefault("", _tensor(output))
-        elif "" in layers:
-            found[""] = found[f"{self.head}:in"]
+        Raises:
+            InputError: for a layer that the model has but never ran.
+        """
+        found = self.capture(inputs, layers)
+        for layer in layers:
+            if layer not in found:
+                raise InputError(f"layer {layer!r} is in the model but was never run.")
         return [_pool(_tensor(found[layer])) for layer in layers]
+
+    def capture(self, inputs: Tensor, layers: Sequence[str]) -> dict[str, Any]:
+        """Run the model once and return what it gave at those of the layers that ran."""
+        found: dict[str, Any] = {}
+        aliases = {layer: layer or (f"{self.head}:in" if self.head else "") for layer in layers}
+
+        def before(layer: str) -> Callable[..., None]:
+            return lambda _, args: found.__setitem__(layer, args[0]) if args else None
+
+        def after(layer: str) -> Callable[..., None]:
+            return lambda _, __, output: found.__setitem__(layer, output)
+
+        handles = []
+        try:
+            for layer, name in aliases.items():
+                if name:
+                    module = self.model.get_submodule(name.removesuffix(":in"))
+                    handles.append(
+                        module.register_forward_pre_hook(before(layer))
+                        if name.endswith(":in")
+                        else module.register_forward_hook(after(layer))
+                    )
+            output = self.model(inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for layer, name in aliases.items():
+            if not name:
+                found[layer] = output
+        return found
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:
@@ -109,18 +123,10 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
     return layer
 
 
-@contextmanager
-def _hooks() -> Iterator[list[Any]]:
-    handles: list[Any] = []
-    try:
-        yield handles
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _tensor(output: Any) -> Tensor:
     """The tensor in a model's output: itself, a pooled output, or the last hidden state."""
+    if isinstance(output, tuple | list) and output:
+        output = output[0]
     if isinstance(output, Tensor):
         return output
     for key in ("pooler_output", "last_hidden_state", "logits"):
@@ -170,16 +176,19 @@ def cut(
         model, head = (model.model, inside[0]) if inside else ((model.model, model.head), head)
     if isinstance(model, tuple) and len(model) == 2:
         model, head = nn.Sequential(*model), "1"
-        model.train(any(part.training for part in model))
+        model.training = any(part.training for part in model)
     if isinstance(model, nn.Linear):  # an extractor; wrapped so that its layer has a name
-        model, outputs = nn.Sequential(model).train(model.training), None
+        wrapped, outputs = nn.Sequential(model), None
+        wrapped.training = model.training
+        model = wrapped
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{name}: expected an nn.Module, a matrix or (extractor, head), "
             f"got {type(model).__name__}."
         )
-    if model.training:
-        raise InputError(f"{name} is in training mode; call .eval() on it first.")
+    awake = [n or "the model" for n, m in model.named_modules() if m.training]
+    if awake:
+        raise InputError(f"{name}: {awake[0]} is in training mode; call .eval() on it first.")
     modules = dict(model.named_modules())
     if head is not None and not isinstance(modules.get(head), nn.Linear):
         linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
@@ -188,62 +197,95 @@ def cut(
     if head is None and callable(classifier):
         found = [n for n, m in modules.items() if m is classifier()]
         head = found[0] if found and isinstance(modules[found[0]], nn.Linear) else None
-    if head is None and outputs is not None:
-        fitting = [
-            n
-            for n, m in modules.items()
-            if n and isinstance(m, nn.Linear) and m.out_features == outputs
-        ]
-        head = fitting[-1] if fitting else None
-    whole = Cut(model, head, _stages(model, head), None, 0)
+    whole = Cut(model, head, (), (), None, 0)
     example = example.to(whole.example)
     try:
         with torch.no_grad():
+            if head is None and outputs is not None:
+                whole = dataclasses.replace(whole, head=_guess_head(whole, example, outputs))
             (features,) = whole.read(example)
             last = _last_linear(whole, example, features)
-    except (RuntimeError, TypeError) as error:
+            stages, trailing = _stages(whole, example)
+    except (RuntimeError, TypeError, IndexError) as error:
         raise InputError(
             f"{name} cannot read inputs of shape {tuple(example.shape)}: {error}"
         ) from error
-    return dataclasses.replace(whole, last_linear=last, width=features.shape[1])
+    return dataclasses.replace(
+        whole, last_linear=last, width=features.shape[1], stages=stages, trailing=trailing
+    )
+
+
+def _guess_head(whole: Cut, example: Tensor, outputs: int) -> str | None:
+    """The last linear layer with that many outputs whose output is the model's own."""
+    found = [
+        name
+        for name, module in whole.model.named_modules()
+        if name and isinstance(module, nn.Linear) and module.out_features == outputs
+    ]
+    seen = whole.capture(example, ("", *found))
+    answer = _tensor(seen.pop(""))
+    for name in reversed(found):
+        given = seen.get(name)
+        if isinstance(given, Tensor) and given.shape == answer.shape and torch.equal(given, answer):
+            return name
+    return None
 
 
 def _last_linear(whole: Cut, example: Tensor, features: Tensor) -> str | None:
-    for name, module in reversed(list(whole.model.named_modules())):
-        if isinstance(module, nn.Linear) and name != whole.head:
-            (output,) = whole.read(example, (name,))
+    """The linear layer whose output, pooled, is the features."""
+    names = [
+        name
+        for name, module in whole.model.named_modules()
+        if isinstance(module, nn.Linear) and name != whole.head
+    ]
+    seen = whole.capture(example, names)
+    for name in reversed(names):
+        if name in seen:
+            output = _pool(_tensor(seen[name]))
             if output.shape == features.shape and torch.equal(output, features):
                 return name
     return None
 
 
-def _stages(model: nn.Module, head: str | None) -> tuple[str, ...]:
-    """Top-level blocks with parameters; a lone container (a ViT's blocks) is opened."""
+def _stages(whole: Cut, example: Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Top-level blocks that ran and have parameters of their own; a lone container is opened.
+
+    What holds nothing but the head is no stage. Bare normalisation layers are none either;
+    those behind the last stage are returned beside it, to be trained with it.
+    """
+    model = whole.model
+    of_head = set() if whole.head_layer is None else {id(p) for p in whole.head_layer.parameters()}
 
     def inside(module: nn.Module, prefix: str) -> list[str]:
         return [
             f"{prefix}{name}"
             for name, child in module.named_children()
-            if f"{prefix}{name}" != head and any(True for _ in child.parameters())
+            if {id(p) for p in child.parameters()} - of_head
         ]
 
-    stages = inside(model, "")
-    if len(stages) < 4:
+    names = inside(model, "")
+    heavy = [name for name in names if not isinstance(model.get_submodule(name), NORMS)]
+    if len(heavy) < 4:
         opened: list[str] = []
-        for stage in stages:
-            module = model.get_submodule(stage)
-            inner = inside(module, f"{stage}.")
+        for name in names:
+            module = model.get_submodule(name)
+            inner = inside(module, f"{name}.")
             container = isinstance(module, nn.ModuleList | nn.Sequential)
-            opened += inner if container and len(inner) > 1 else [stage]
-        stages = opened
-    return tuple(stages)
+            opened += inner if container and len(inner) > 1 else [name]
+        names = opened
+    ran = whole.capture(example, names)
+    names = [name for name in names if name in ran]
+    stages = [name for name in names if not isinstance(model.get_submodule(name), NORMS)]
+    behind = names[names.index(stages[-1]) + 1 :] if stages else []
+    return tuple(stages), tuple(behind)
 
 
 def reinitialise(module: nn.Module, seed: int) -> None:
     """Draw every parameter anew, as the layers themselves do at construction.
 
-    Parameters that no layer draws by itself (class tokens, position embeddings) get a
-    normal distribution of deviation 0.02.
+    Parameters that no layer draws by itself get what such parameters start with: vectors called
+    weight, scale or gamma ones, vectors called bias or beta zeros, all others (class tokens,
+    position embeddings) a normal distribution of deviation 0.02.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -253,8 +295,15 @@ def reinitialise(module: nn.Module, seed: int) -> None:
             if callable(reset):
                 reset()
                 drawn |= {id(p) for p in part.parameters(recurse=False)}
-        for parameter in module.parameters():
-            if id(parameter) not in drawn:
+        for name, parameter in module.named_parameters():
+            if id(parameter) in drawn:
+                continue
+            word = name.rsplit(".", 1)[-1]
+            if parameter.ndim <= 1 and word in ("weight", "scale", "gamma"):
+                parameter.fill_(1.0)
+            elif parameter.ndim <= 1 and word in ("bias", "beta"):
+                parameter.zero_()
+            else:
                 parameter.normal_(std=0.02)
 
 

@@ -159,8 +159,14 @@ def _immunize_network(
             layer.bias.copy_(change @ layer.bias)
         target = fresh.head_layer if head is None else None
         if target is not None:
+            if target.bias is None and not found.exact:
+                raise InputError(
+                    "the network's head has no bias, which a singular map needs to be compensated; "
+                    "use a strength above 0."
+                )
             target.weight.copy_(found.head.weight)
-            target.bias.copy_(found.head.bias)
+            if target.bias is not None:
+                target.bias.copy_(found.head.bias)
     return Immunized(fresh.model, target or found.head, found.exact, found._run)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from immunis.attacks.base import Data, Samples, count_flops
 from immunis.errors import InputError
 from immunis.features import Cut
-from immunis.tasks import Split, Task
+from immunis.tasks import Split, Task, hash_rows
 
 
 def samples_of(task: Task) -> Samples:
@@ -25,6 +25,9 @@ def samples_of(task: Task) -> Samples:
 
     def data(split: Split) -> Data:
         inputs, labels = split.tensors()
+        if not split.in_memory:  # a loader may shuffle: the same rows, in one order
+            order = torch.tensor(np.argsort(np.array(list(hash_rows(inputs)), dtype=object)))
+            inputs, labels = inputs[order], labels[order]
         if task.kind == "classification":
             return Data(array_of(inputs), array_of(task.positions(labels)))
         return Data(array_of(inputs), array_of(task.targets(labels)))
@@ -48,19 +51,23 @@ def chance_of(task: Samples) -> float:
 class Reader:
     """Reads features once per model and layer, in batches that fit."""
 
-    def __init__(self, device: str) -> None:
-        self.device, self.batch = device, 512
+    def __init__(self, example: Tensor) -> None:
+        self.example, self.batch = example, 512
         self._cache: dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]] = {}
         self._digests: dict[int, tuple[Any, str]] = {}
         self._flops: dict[str, float] = {}
 
     def digest(self, model: Cut) -> str:
-        """Hash of a model's structure and weights."""
+        """Hash of a model's structure, its weights, and what it makes of a few inputs.
+
+        The last tells models apart that differ in hooks or plain attributes only.
+        """
         if id(model) not in self._digests:
             total = hashlib.sha256(repr((model.model, model.head)).encode())
             for name, tensor in sorted(model.model.state_dict().items()):
                 raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
                 total.update(name.encode() + raw.numpy().tobytes())
+            total.update(array_of(self._forward(model, self.example, "")).tobytes())
             self._digests[id(model)] = (model, total.hexdigest())
         return self._digests[id(model)][1]
 

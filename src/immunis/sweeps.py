@@ -60,7 +60,7 @@ def sweep(
     if workers < 1:
         raise SettingsError(f"workers={workers}: need at least 1.")
     store = None if folder is None else make_folder(folder)
-    results = {} if store is None else _finished(store, jobs)
+    results = {} if store is None else _finished(store, jobs, lasting)
     todo = [key for key in jobs if key not in results]
 
     def keep(key: str, result: Any) -> None:
@@ -94,15 +94,20 @@ def _run(key: str, job: Job) -> tuple[str, Any]:
         torch.set_num_threads(threads)
 
 
-def _finished(store: Path, jobs: Mapping[str, Job]) -> dict[str, Any]:
+def _finished(
+    store: Path, jobs: Mapping[str, Job], lasting: Callable[[Any], bool]
+) -> dict[str, Any]:
+    """Results kept earlier; what is damaged or not lasting is run again."""
     found = {}
     for key in jobs:
         path = store / f"{key}.json"
         if path.exists():
             try:
-                found[key] = json.loads(path.read_text(encoding="utf-8"))
+                result = json.loads(path.read_text(encoding="utf-8"))
             except ValueError:
-                path.unlink()  # not ours, or damaged by other hands: run it again
+                continue
+            if lasting(result):
+                found[key] = result
     return found
 
 

@@ -133,11 +133,32 @@ def worst_case_table(record: Record) -> Table:
         kept = ["broken"] * 2 if case["broken"] else [
             number(case["residual_advantage"]), number(case["overall"])
         ]  # fmt: skip
+        unranked = case["undefined"] + case["failed"] + case["inapplicable"]
         rows.append(
-            [name, kept[0], case["attack"] or "–", percent(case["accuracy"]), number(cost), kept[1]]
-        )
+            [
+                name, kept[0], case["attack"] or "–", percent(case["accuracy"]),
+                percent(case.get("gain", float("nan"))), number(cost), kept[1], number(unranked),
+            ]
+        )  # fmt: skip
     title = f"worst of {len(record.figures['attacks'])} attacks, {record.settings['budget']} steps"
-    return Table(title, ["model", "keeps", "by attack", "score %", "cost x", "best/best"], rows)
+    columns = ["model", "keeps", "by attack", "score %", "gain", "cost x", "best/best", "unranked"]
+    return Table(title, columns, rows)
+
+
+def transfer_table(record: Record) -> Table:
+    """One row a harmless task and attack: score in percent, and cost against the original."""
+    names = list(record.figures["models"])
+    rows = [
+        [f"{task}: {attack}", *(_transfer_cell(by_model.get(name, {})) for name in names)]
+        for task, attacks in record.figures["transfer"].items()
+        for attack, by_model in attacks.items()
+    ]
+    return Table("harmless tasks: test score (%), and cost x", ["task: how", *names], rows)
+
+
+def _transfer_cell(row: dict[str, Any]) -> str:
+    cost = row.get("multiplier", {}).get("steps")
+    return f"{_score_cell(row)} (x{number(cost)})"
 
 
 def models_table(record: Record) -> Table:

@@ -112,32 +112,35 @@ class Split:
         parts = list(self.batches())
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
-    def row_hashes(self) -> Iterator[int]:
-        """Yield a 128-bit hash of each input row, for data identity and overlap checks.
+    @property
+    def in_memory(self) -> bool:
+        """Whether the data was given as tensors or arrays, in a fixed order."""
+        return self._memory is not None
 
-        Rows are hashed as float64 values, so the same numbers hash alike whatever the
-        dtype that carried them; labels are left out.
-        """
+    def row_hashes(self) -> Iterator[int]:
+        """Yield a 128-bit hash of each input row, for overlap checks; labels are left out."""
         for inputs, _ in self.batches():
-            rows = inputs.detach().cpu().to(torch.float64).flatten(1).add(0.0).numpy()
-            for row in np.ascontiguousarray(rows):
-                yield int.from_bytes(hashlib.blake2b(row.data, digest_size=16).digest())
+            yield from hash_rows(inputs)
 
     def fingerprint(self) -> str:
         """Return an order-independent hash of inputs and labels together."""
         total, count = 0, 0
         for inputs, labels in self.batches():
-            rows = torch.cat(
-                [
-                    inputs.detach().cpu().to(torch.float64).flatten(1),
-                    labels.detach().cpu().to(torch.float64).reshape(len(labels), -1),
-                ],
-                dim=1,
-            ).add(0.0)  # -0.0 and 0.0 are the same number and must hash alike
-            for row in np.ascontiguousarray(rows.numpy()):
-                total += int.from_bytes(hashlib.blake2b(row.data, digest_size=16).digest())
-                count += 1
+            flat = inputs.detach().cpu().to(torch.float64).flatten(1)
+            targets = labels.detach().cpu().to(torch.float64).reshape(len(labels), -1)
+            for value in hash_rows(torch.cat([flat, targets], dim=1)):
+                total, count = total + value, count + 1
         return f"{total % (1 << 128):032x}-{count}"
+
+
+def hash_rows(rows: Tensor) -> Iterator[int]:
+    """Yield a 128-bit hash of each row's float64 values.
+
+    The same numbers hash alike whatever the dtype that carried them, -0.0 and 0.0 too.
+    """
+    values = rows.detach().cpu().to(torch.float64).flatten(1).add(0.0).numpy()
+    for row in np.ascontiguousarray(values):
+        yield int.from_bytes(hashlib.blake2b(row.data, digest_size=16).digest())
 
 
 class Task:

@@ -33,8 +33,8 @@ def interval(values: Sequence[float], level: float = 0.95) -> dict[str, Any]:
     if not kept:
         return {"mean": math.nan, "low": math.nan, "high": math.nan, "values": list(values)}
     mean = float(np.mean(kept))
-    if len(kept) < 2 or not all(map(math.isfinite, kept)):
-        return {"mean": mean, "low": mean, "high": mean, "values": list(values)}
+    if len(kept) < 2 or not all(map(math.isfinite, kept)):  # one run says nothing of its spread
+        return {"mean": mean, "low": math.nan, "high": math.nan, "values": list(values)}
     error = float(np.std(kept, ddof=1)) / math.sqrt(len(kept))
     reach = float(stats.t.ppf((1 + level) / 2, len(kept) - 1)) * error
     return {"mean": mean, "low": mean - reach, "high": mean + reach, "values": list(values)}
@@ -66,7 +66,7 @@ def residual_advantage(defended: float, original: float, untrained: float) -> fl
     (0.5, 0.0)
     """
     gain = original - untrained
-    if not gain >= LEAST_HELP:
+    if not gain >= LEAST_HELP or not math.isfinite(gain + defended):
         return math.nan
     return max(0.0, (defended - untrained) / gain)
 
@@ -101,10 +101,13 @@ def summarise(
             "curve": _mean_curve(curves[model]),
             "settings": [run["settings"] for run in runs],
             "trials": runs[0]["trials"],
+            "runs": runs[0]["runs"],
             "search_flops": float(np.mean([run["search_flops"] for run in runs])),
             "seconds": float(np.sum([run["seconds"] for run in runs])),
             "notes": sorted({note for run in runs for note in run.get("notes", ())}),
         }
+        if not rows[model]["score"]["mean"] > chance:
+            rows[model]["notes"].append("does not beat chance: defended well, or did not train")
     if original not in finals:
         return rows
     target = chance + REACH * (float(np.mean(finals[original])) - chance)
@@ -179,14 +182,20 @@ def _best_score(attacks: Mapping[str, Any], model: str) -> float:
 def worst_case(
     attacks: Mapping[str, Any], model: str, original: str, control: str
 ) -> dict[str, Any]:
-    """The attack that gains most from the model, and the one that scores highest.
+    """The attack with the largest residual advantage, and the one that scores highest.
 
-    Gain is counted in points over the same attack on the untrained control, among attacks
-    whose residual advantage is defined: a ratio would let the attack on which the original
-    helps least, and noise most, speak for all. ``overall`` is the residual advantage of an
-    attacker who picks the best attack for each model: the best score on it, on the original
-    and on the untrained control.
+    ``gain`` is what the worst attack scores above the same attack on the untrained control: a
+    large ratio of a small gain may be noise, and its interval says so. ``undefined``,
+    ``failed`` and ``inapplicable`` count the attacks that could not be ranked. ``overall`` is
+    the residual advantage of an attacker who picks the best attack for each model: the best
+    score on it, on the original and on the untrained control.
     """
+    statuses = [rows.get(model, {}).get("status") for rows in attacks.values()]
+    counts = {
+        "attacks": statuses.count("done"),
+        "failed": statuses.count("failed"),
+        "inapplicable": statuses.count("not applicable"),
+    }
     done = {
         name: rows[model]
         for name, rows in attacks.items()
@@ -194,18 +203,15 @@ def worst_case(
     }
     if not done:
         none = dict.fromkeys(("accuracy", "residual_advantage", "overall"), math.nan)
-        return {"attack": None, "highest_attack": None, "highest_accuracy": math.nan, **none}
+        named = {"attack": None, "highest_attack": None, "highest_accuracy": math.nan}
+        return {**named, **none, **counts, "undefined": 0}
     kept = {
         name: row["residual_advantage"]["mean"]
         for name, row in done.items()
         if not math.isnan(row.get("residual_advantage", {"mean": math.nan})["mean"])
     }
     highest = max(done, key=lambda name: done[name]["score"]["mean"])
-
-    def gain(name: str) -> float:
-        return done[name]["score"]["mean"] - attacks[name][control]["score"]["mean"]
-
-    attack = max(kept, key=gain, default=highest)
+    attack = max(kept, key=lambda name: (kept[name], done[name]["score"]["mean"]), default=highest)
     row = done[attack]
     return {
         "attack": attack,
@@ -214,36 +220,52 @@ def worst_case(
         "overall": residual_advantage(
             *(_best_score(attacks, name) for name in (model, original, control))
         ),
+        "gain": row["score"]["mean"]
+        - attacks[attack].get(control, {}).get("score", {}).get("mean", math.nan),
         "interval": row.get("residual_advantage"),
         "multiplier": row.get("multiplier"),
         "highest_accuracy": done[highest]["score"]["mean"],
         "highest_attack": highest,
-        "attacks": len(done),
+        "undefined": len(done) - len(kept),
+        **counts,
     }
 
 
 def predictors(
     attacks: Mapping[str, Any], models: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Spearman correlation of each cheap figure with what attackers reach, over both.
+    """Spearman correlation of each cheap figure with what attackers reach and what they pay.
 
-    Pairs are (attack, model) over the undefended and defended models. A figure that foretold
-    protection would have a strong negative correlation with the score (κ_H, RIR), or a strong
-    positive one (ρ).
+    Pairs are (attack, model) over the undefended and defended models; ``score`` is against the
+    test score, ``cost`` against the multiplier in steps (∞ ranks last). A figure that foretold
+    protection would fall with the score and rise with the cost (κ_H, RIR), or the reverse (ρ).
     """
-    from scipy import stats
-
-    found = {}
+    found: dict[str, Any] = {}
     for figure in ("kappa_harmful", "rir", "rho"):
         pairs = [
-            (models[model][figure], rows[model]["score"]["mean"])
+            (models[model][figure], rows[model])
             for rows in attacks.values()
             for model in names
-            if rows.get(model, {}).get("status") == "done" and models[model][figure] is not None
+            if rows.get(model, {}).get("status") == "done" and _known(models[model][figure])
         ]
-        distinct = len({p[0] for p in pairs})
-        value = math.nan
-        if len(pairs) >= 3 and distinct > 1 and len({p[1] for p in pairs}) > 1:
-            value = float(stats.spearmanr(*zip(*pairs, strict=True)).statistic)
-        found[figure] = {"spearman": value, "pairs": len(pairs)}
+        costs = [(x, row["multiplier"]["steps"]) for x, row in pairs if "multiplier" in row]
+        found[figure] = {
+            "score": _spearman([(x, row["score"]["mean"]) for x, row in pairs]),
+            "cost": _spearman([(x, cost) for x, cost in costs if not math.isnan(cost)]),
+            "pairs": len(pairs),
+        }
     return found
+
+
+def _known(value: float | None) -> bool:
+    return value is not None and not math.isnan(value)
+
+
+def _spearman(pairs: Sequence[tuple[float, float]]) -> float:
+    """Rank correlation; NaN where there is nothing to rank."""
+    from scipy import stats
+
+    if len(pairs) < 3 or any(len({p[side] for p in pairs}) < 2 for side in (0, 1)):
+        return math.nan
+    ranks = [stats.rankdata([p[side] for p in pairs]) for side in (0, 1)]
+    return float(np.corrcoef(*ranks)[0, 1])

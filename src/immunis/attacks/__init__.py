@@ -83,7 +83,7 @@ QUICK = ("gd_line_search", "ridge", "whiten", "mlp", "knn", "drop_last", "finetu
 SLOW = ("lora", "harmless_first", "distil")
 PRESETS: dict[str, tuple[tuple[str, ...], int]] = {
     "quick": (QUICK, 200),
-    "standard": (tuple(name for name in ATTACKS if name not in SLOW), 300),
+    "standard": (tuple(name for name in ATTACKS if name not in SLOW), 250),
     "full": (tuple(ATTACKS), 10_000),
 }
 
@@ -96,7 +96,8 @@ def select(attacks: str | Sequence[str]) -> tuple[list[Attack], int]:
     if isinstance(attacks, str) and attacks in PRESETS:
         names, budget = PRESETS[attacks]
     else:
-        names = tuple(attacks.split(",") if isinstance(attacks, str) else attacks)
+        given = attacks.split(",") if isinstance(attacks, str) else attacks
+        names = tuple(str(name).strip() for name in given)
         budget = PRESETS["standard"][1]
     for name in names:
         if name not in ATTACKS:

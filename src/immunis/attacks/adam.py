@@ -20,5 +20,5 @@ ATTACK = Attack(
     "adam",
     "linear probe by Adam",
     run,
-    lambda arena: {"rate": (0.001, 0.01, 0.1)},
+    lambda arena: {"rate": (0.01, 0.001, 0.1)},
 )

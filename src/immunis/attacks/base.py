@@ -95,6 +95,9 @@ class Arena:
         seed: decides the split, initial weights and batches.
         device: where to train.
         notes: what a run wants the record to say.
+        tally: operations of every run a search has made, inner searches included.
+        fold: which fifth of the training rows validates.
+        refit: fit on the validation rows too, once settings are chosen.
     """
 
     cut: Cut
@@ -109,13 +112,28 @@ class Arena:
     seed: int = 0
     device: str = "cpu"
     notes: list[str] = field(default_factory=list)
+    tally: list[float] = field(default_factory=list)
+    fold: int = 0
+    refit: bool = False
 
     @cached_property
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Training rows to fit on (80%) and to validate on (20%), drawn by the seed."""
-        order = np.random.default_rng(self.seed).permutation(len(self.train.labels))
-        held = max(1, len(order) // 5)
-        return order[held:], order[:held]
+        """Training rows to fit on (80%) and to validate on (20%), drawn by the seed.
+
+        Classes are spread evenly over both. ``fold`` moves the validation part along; with
+        ``refit`` the rows to fit on are all of them.
+        """
+        labels = self.train.labels
+        order = np.random.default_rng(self.seed).permutation(len(labels))
+        if self.kind == "classification":
+            turn = np.zeros(len(order), dtype=int)  # a row's place among those of its class
+            for label in np.unique(labels):
+                mine = labels[order] == label
+                turn[mine] = np.arange(mine.sum())
+            order = order[np.argsort(turn, kind="stable")]
+        size = max(1, len(order) // 5)
+        held = order[self.fold * size : (self.fold + 1) * size]
+        return (order if self.refit else np.setdiff1d(order, held)), held
 
     def generator(self) -> torch.Generator:
         """Return a fresh generator on this arena's seed."""
@@ -157,9 +175,7 @@ class Features:
 
     def targets(self) -> Tensor:
         """Labels to fit as a float64 matrix: one column per class or target."""
-        if self.kind == "regression":
-            return self.y
-        return torch.nn.functional.one_hot(self.y, self.outputs).to(torch.float64)
+        return encode(self.y, self.kind, self.outputs)
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> Features:
         """Return the same problem with every feature matrix transformed."""
@@ -187,6 +203,13 @@ class Features:
         return found[0], found[1]
 
 
+def encode(labels: Tensor, kind: str, outputs: int) -> Tensor:
+    """Labels as a float64 matrix: one column per class, or the targets as they are."""
+    if kind == "regression":
+        return labels.to(torch.float64)
+    return torch.nn.functional.one_hot(labels.to(torch.int64), outputs).to(torch.float64)
+
+
 def score(predictions: Tensor, labels: Tensor, kind: str) -> float:
     """Accuracy of the largest output, or R²; predictions that are not finite score nothing."""
     if kind == "classification":
@@ -200,12 +223,15 @@ def score(predictions: Tensor, labels: Tensor, kind: str) -> float:
 
 
 class Meter:
-    """Collects a learning curve, keeping the time spent on scoring out of it."""
+    """Collects a learning curve, keeping the time spent on scoring out of it.
 
-    def __init__(self, arena: Arena, extracted: bool = True) -> None:
+    ``spent`` are operations made before the first step: solves, decompositions, extra passes.
+    """
+
+    def __init__(self, arena: Arena, extracted: bool = True, spent: float = 0.0) -> None:
         self.points: list[Point] = []
         samples = len(arena.rows[0])
-        self.flops = arena.extraction_flops * samples if extracted else 0.0
+        self.flops = spent + (arena.extraction_flops * samples if extracted else 0.0)
         self._clock, self._spent = time.perf_counter(), 0.0
 
     def point(self, steps: int, samples: int, flops: float, scores: Callable[[], Any]) -> None:
@@ -231,6 +257,16 @@ def count_flops(call: Callable[[], Any]) -> tuple[Any, float]:
     return result, float(counter.get_total_flops())
 
 
+def solve_flops(samples: int, dimension: int, outputs: int) -> float:
+    """Operations of a ridge solve by normal equations; torch counts no solves."""
+    return 2.0 * samples * dimension * (dimension + outputs) + 2 / 3 * dimension**3
+
+
+def whiten_flops(samples: int, dimension: int) -> float:
+    """Operations of a covariance, its eigendecomposition (about 9D³) and the change of basis."""
+    return 4.0 * samples * dimension**2 + 9.0 * dimension**3
+
+
 @dataclass(frozen=True)
 class Attack:
     """An attack: its name, one sentence, the layers it reads, its settings and its run.
@@ -239,6 +275,7 @@ class Attack:
         layers: names of the layers whose features must be cached (``""`` for the features).
         space: settings to search, by name; may depend on the arena.
         run: one run with one setting.
+        closed_form: nothing is stopped early, so the chosen setting is fitted again on all rows.
     """
 
     name: str
@@ -246,3 +283,4 @@ class Attack:
     run: Callable[[Arena, Settings], list[Point]]
     space: Callable[[Arena], Space] = lambda arena: {}
     layers: Callable[[Cut], Sequence[str]] = lambda cut: ("",)
+    closed_form: bool = False

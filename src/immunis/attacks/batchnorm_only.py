@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
 from immunis.attacks.tuning import Network, space, tune
-
-NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+from immunis.features import NORMS
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:

@@ -21,5 +21,5 @@ ATTACK = Attack(
     "batchnorm_probe",
     "linear probe through BatchNorm",
     run,
-    lambda arena: {"rate": (0.001, 0.01, 0.1)},
+    lambda arena: {"rate": (0.01, 0.001, 0.1)},
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
-from immunis.attacks.surgery import probe_on
+from immunis.attacks.surgery import choice, probe_on
 from immunis.features import Cut
 
 
@@ -23,19 +23,20 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     for index in (0, 1):
         columns = []
         for name in names:
-            train = arena.cache[name][0]
-            scale = train.std(0) + 1e-12 * (1 + np.abs(train).max())
-            columns.append((arena.cache[name][index] - train.mean(0)) / scale)
+            fit = arena.cache[name][0][arena.rows[0]]
+            deviation = fit.std(0)
+            scale = np.where(deviation > 1e-12 * deviation.max(), deviation, np.inf)
+            columns.append((arena.cache[name][index] - fit.mean(0)) / scale)
         parts.append(np.concatenate(columns, axis=1))
     return probe_on(arena, parts[0], parts[1], settings["probe"])
 
 
 def space(arena: Arena) -> dict[str, Sequence[object]]:
-    """Two to four blocks, with a linear and a non-linear probe."""
+    """Two to four blocks, with the probes."""
     blocks = tuple(range(2, len(layers(arena.cut)) + 1))
     if not blocks:
         raise NotApplicableError("the extractor has one stage only")
-    return {"blocks": blocks, "probe": ("ridge", "mlp")}
+    return {"blocks": blocks, "probe": choice(arena)}
 
 
 ATTACK = Attack("concat_blocks", "probes on the last blocks side by side", run, space, layers)

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings, tensor
+from immunis.attacks.base import (
+    Arena,
+    Attack,
+    Meter,
+    NotApplicableError,
+    Point,
+    Settings,
+    solve_flops,
+    tensor,
+)
 from immunis.attacks.earlier_layer import layers
 from immunis.attacks.ridge import ridge_probe
 from immunis.attacks.tuning import Network, tune
@@ -17,6 +26,8 @@ from immunis.gram import gram_of
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Learn the labels and the soft answers of a ridge probe on an earlier stage together."""
     features = arena.features(settings["layer"])
+    taught = solve_flops(features.samples, features.dimension, features.outputs)
+    meter = Meter(arena, spent=taught)  # the teacher reads every sample once, too
     weights, bias = ridge_probe(gram_of(features.z, features.targets()), 1e-2)
     known = tensor(arena.cache[settings["layer"]][0]).double()
     sharpness = 10.0 if arena.kind == "classification" else 1.0  # one-hot scores as logits
@@ -25,7 +36,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
         return sharpness * (known[rows] @ weights + bias)
 
     network = Network(arena.cut.copy(), arena.outputs)
-    return tune(arena, network, network.body.parameters(), settings, teacher)
+    return tune(arena, network, network.body.parameters(), settings, teacher, meter)
 
 
 def space(arena: Arena) -> dict[str, Sequence[object]]:

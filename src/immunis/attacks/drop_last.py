@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
-from immunis.attacks.surgery import CHOICE, probe_on
+from immunis.attacks.surgery import choice, probe_on
 from immunis.features import Cut
 
 
@@ -20,10 +20,10 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
 
 def space(arena: Arena) -> dict[str, Sequence[str]]:
-    """Every probe."""
+    """The probes."""
     if not layers(arena.cut):
         raise NotApplicableError("the features are not the output of a linear layer")
-    return {"probe": CHOICE}
+    return {"probe": choice(arena)}
 
 
 ATTACK = Attack("drop_last", "drop the last linear map, probe its input", run, space, layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
-from immunis.attacks.surgery import CHOICE, probe_on
+from immunis.attacks.surgery import choice, probe_on
 from immunis.features import Cut
 
 
@@ -20,10 +20,10 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
 
 def space(arena: Arena) -> dict[str, Sequence[str]]:
-    """Every earlier stage, with every probe."""
+    """Every earlier stage, with the probes."""
     if not layers(arena.cut):
         raise NotApplicableError("the extractor has one stage only")
-    return {"layer": layers(arena.cut), "probe": CHOICE}
+    return {"layer": layers(arena.cut), "probe": choice(arena)}
 
 
 ATTACK = Attack("earlier_layer", "the probes on every earlier stage", run, space, layers)

@@ -12,7 +12,8 @@ from immunis.attacks.tuning import space as tuning_space
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Train the last stage and a new head."""
     network = Network(arena.cut.copy(), arena.outputs)
-    trained = parameters_of(network.cut, network.cut.stages[-1:])
+    whole = network.cut
+    trained = parameters_of(whole, (*whole.stages[-1:], *whole.trailing))
     return tune(arena, network, trained, settings)
 
 

@@ -40,5 +40,5 @@ ATTACK = Attack(
     "gd_line_search",
     "gradient descent with exact line search, squared loss (the paper's attacker)",
     run,
-    lambda arena: {"bias": (False, True)},
+    lambda arena: {"bias": (True, False)},
 )

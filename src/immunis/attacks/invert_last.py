@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings, tensor
-from immunis.attacks.surgery import probe_on
+from immunis.attacks.surgery import choice, probe_on
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
@@ -22,10 +22,10 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
 
 def space(arena: Arena) -> dict[str, tuple[str, ...]]:
-    """A linear and a non-linear probe."""
+    """The probes."""
     if arena.cut.last_linear is None:
         raise NotApplicableError("the features are not the output of a linear layer")
-    return {"probe": ("ridge", "mlp")}
+    return {"probe": choice(arena)}
 
 
 ATTACK = Attack("invert_last", "undo the last linear map by its pseudo-inverse", run, space)

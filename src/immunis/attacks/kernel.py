@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from immunis.attacks.base import Arena, Attack, Meter, Point, Settings
+from immunis.attacks.base import Arena, Attack, Meter, Point, Settings, solve_flops
 from immunis.attacks.probing import one_point
 from immunis.attacks.ridge import ridge_probe
 from immunis.gram import gram_of
@@ -28,7 +28,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
     weights, bias = ridge_probe(gram_of(lift(features.z), features.targets()), settings["ridge"])
     n, d = features.samples, features.dimension
-    flops = 2.0 * n * WIDTH * (d + WIDTH + features.outputs) + 2 / 3 * WIDTH**3
+    flops = 2.0 * n * WIDTH * d + solve_flops(n, WIDTH, features.outputs)
     return one_point(features, flops, lambda z: lift(z).double() @ weights + bias, meter)
 
 
@@ -36,5 +36,6 @@ ATTACK = Attack(
     "kernel",
     "RBF kernel ridge by random features",
     run,
-    lambda arena: {"width": (0.1, 0.5), "ridge": (1e-4, 1e-2)},
+    lambda arena: {"width": (0.1, 0.5), "ridge": (1e-2, 1e-4)},
+    closed_form=True,
 )

@@ -37,5 +37,6 @@ ATTACK = Attack(
     "knn",
     "k nearest neighbours on standardised features",
     run,
-    lambda arena: {"k": (1, 5, 20), "metric": ("euclidean", "cosine")},
+    lambda arena: {"k": (5, 1, 20), "metric": ("euclidean", "cosine")},
+    closed_form=True,
 )

@@ -59,7 +59,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
 ATTACK = Attack(
     "lbfgs",
-    "linear probe by L-BFGS, full batch",
+    "linear probe by L-BFGS, full batch, at most 50 steps",
     run,
-    lambda arena: {"rate": (1.0,), "penalty": (1e-5, 1e-3)},
+    lambda arena: {"rate": (1.0, 0.3), "penalty": (1e-4,)},
 )

@@ -17,6 +17,8 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     if arena.kind != "classification":
         raise NotApplicableError("logistic regression needs classes")
     features, meter = arena.features().scaled(), Meter(arena)
+    if len(features.y.unique()) < 2:
+        raise NotApplicableError("the rows to fit on hold one class only")
     model = LogisticRegression(C=settings["c"], max_iter=min(arena.budget, 500))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the budget is meant to bind
@@ -44,5 +46,6 @@ ATTACK = Attack(
     "logistic",
     "scikit-learn's logistic regression, C sweep",
     run,
-    lambda arena: {"c": (0.01, 1.0, 100.0)},
+    lambda arena: {"c": (1.0, 0.01, 100.0)},
+    closed_form=True,
 )

@@ -15,19 +15,22 @@ def least_squares_curve(
     features: Features,
     path: Callable[[Tensor, Tensor], Iterator[Tensor]],
     bias: bool,
+    meter: Meter | None = None,
+    products: int = 2,
 ) -> list[Point]:
     """Follow a descent path on ``‖Zw − Y‖²`` and score it at the checkpoints.
 
     ``path(H, B)`` yields the iterates w₀, w₁, ... for ``H = ZᵀZ/n`` and ``B = ZᵀY/n``. With
     ``bias`` features and targets are centred first, which is what a free intercept amounts to.
+    ``products`` is how many products with H a step of the path makes.
     """
-    meter = Meter(features.arena)
+    meter = meter or Meter(features.arena)
     z, y = features.z.double(), features.targets()
     shift = z.mean(0) if bias else torch.zeros_like(z[0])
     offset = y.mean(0) if bias else torch.zeros_like(y[0])
     (hessian, cross), setup = count_flops(lambda: _moments(z - shift, y - offset))
     budget = features.arena.budget
-    marks, per_step = set(checkpoints(budget)), 2.0 * hessian.numel() * cross.shape[1] * 2
+    marks, per_step = set(checkpoints(budget)), 2.0 * hessian.numel() * cross.shape[1] * products
     for step, w in enumerate(path(hessian, cross)):
         if step in marks:
             meter.point(
@@ -50,12 +53,17 @@ def minibatch_curve(
     probe: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: int = 256,
+    meter: Meter | None = None,
 ) -> list[Point]:
-    """Train a probe on mini-batches of features and score it at the checkpoints."""
-    arena, meter = features.arena, Meter(features.arena)
+    """Train a probe on mini-batches of features and score it at the checkpoints.
+
+    Regression targets are standardised for training, so that step sizes do not depend on units.
+    """
+    arena, meter = features.arena, meter or Meter(features.arena)
     generator, marks = arena.generator(), set(checkpoints(arena.budget))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arena.budget)
-    z, y = features.z.float(), features.y
+    units = Units(features.y, features.kind)
+    z, y = features.z.float(), units.strip(features.y)
     flops = seen = 0.0
 
     def train(rows: Tensor) -> None:
@@ -65,7 +73,7 @@ def minibatch_curve(
 
     def predict(x: Tensor) -> Tensor:
         probe.eval()
-        outputs = probe(x.float())
+        outputs = units.restore(probe(x.float()))
         probe.train()
         return outputs
 
@@ -84,6 +92,24 @@ def minibatch_curve(
         if step in marks:
             meter.point(step, int(seen), step * flops, lambda: features.scores(predict))
     return meter.points
+
+
+class Units:
+    """Mean and deviation of regression targets, taken off for training and put back after."""
+
+    def __init__(self, labels: Tensor, kind: str) -> None:
+        self.mean: Tensor | None = None  # classes have no units
+        if kind == "regression":
+            self.mean, deviation = labels.mean(0), labels.std(0)
+            self.scale = torch.where(deviation > 0, deviation, 1.0)
+
+    def strip(self, labels: Tensor) -> Tensor:
+        """Return targets in units of their deviation; class labels as they are."""
+        return labels if self.mean is None else (labels - self.mean) / self.scale
+
+    def restore(self, outputs: Tensor) -> Tensor:
+        """Return outputs in the targets' own units."""
+        return outputs if self.mean is None else outputs.double() * self.scale + self.mean
 
 
 def loss_of(outputs: Tensor, labels: Tensor, kind: str) -> Tensor:

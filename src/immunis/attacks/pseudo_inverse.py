@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
+from immunis.attacks.base import (
+    Arena,
+    Attack,
+    Meter,
+    NotApplicableError,
+    Point,
+    Settings,
+    solve_flops,
+)
 from immunis.attacks.drop_last import layers
 from immunis.attacks.gd_line_search import line_search
 from immunis.attacks.probing import least_squares_curve
@@ -18,20 +26,21 @@ from immunis.gram import gram_of
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Fit a probe before the map, carry it through the map's pseudo-inverse, descend from there."""
     before = arena.features(layers(arena.cut)[0])
+    meter = Meter(arena, spent=solve_flops(before.samples, before.dimension, before.outputs))
     weights, _ = ridge_probe(gram_of(before.z, before.targets()), settings["ridge"])
     start = torch.linalg.pinv(arena.cut.last_weights()[0].T) @ weights
 
     def path(hessian: Tensor, cross: Tensor) -> Iterator[Tensor]:
         return line_search(hessian, cross, start)
 
-    return least_squares_curve(arena.features(), path, bias=True)
+    return least_squares_curve(arena.features(), path, bias=True, meter=meter)
 
 
 def space(arena: Arena) -> dict[str, tuple[float, ...]]:
     """Two penalties for the probe that is carried over."""
     if not layers(arena.cut):
         raise NotApplicableError("the features are not the output of a linear layer")
-    return {"ridge": (1e-6, 1e-2)}
+    return {"ridge": (1e-2, 1e-6)}
 
 
 ATTACK = Attack(

@@ -13,9 +13,9 @@ from immunis.features import reinitialise
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Draw the last n stages anew, then train them, or everything, and a new head."""
     cut = arena.cut.copy()
-    fresh = cut.stages[-settings["stages"] :]
-    for stage in fresh:
-        reinitialise(cut.model.get_submodule(stage), arena.seed)
+    fresh = (*cut.stages[-settings["stages"] :], *cut.trailing)
+    for index, stage in enumerate(fresh):  # one seed for all would make equal stages clones
+        reinitialise(cut.model.get_submodule(stage), 1000 * arena.seed + index)
     network = Network(cut, arena.outputs)
     all_of_it = settings["train"] == "all"
     trained = network.body.parameters() if all_of_it else parameters_of(cut, fresh)

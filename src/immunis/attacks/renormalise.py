@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings, tensor
-from immunis.attacks.surgery import CHOICE, probe_on
+from immunis.attacks.surgery import choice, probe_on
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
@@ -33,11 +33,11 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
 
 def space(arena: Arena) -> dict[str, tuple[str, ...]]:
-    """Every probe."""
+    """The probes."""
     modules = arena.cut.model.modules()
     if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules):
         raise NotApplicableError("the model has no BatchNorm layer")
-    return {"probe": CHOICE}
+    return {"probe": choice(arena)}
 
 
 ATTACK = Attack("renormalise", "re-estimate BatchNorm statistics, then probe", run, space)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from immunis.attacks.base import Arena, Attack, Point, Settings
+from immunis.attacks.base import Arena, Attack, Meter, Point, Settings, whiten_flops
 from immunis.attacks.probing import linear_probe, minibatch_curve
 from immunis.spectrum import eigh, relative_cutoff
 
@@ -13,6 +13,7 @@ from immunis.spectrum import eigh, relative_cutoff
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Raise every direction whose variance is below ``level`` of the mean up to it, then Adam."""
     features = arena.features()
+    meter = Meter(arena, spent=whiten_flops(features.samples, features.dimension))
     mean = features.z.double().mean(0)
     centred = features.z.double() - mean
     values, vectors = eigh(centred.T @ centred / len(centred))
@@ -27,7 +28,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     loud = features.map(amplify).scaled()
     probe = linear_probe(loud)
     optimizer = torch.optim.Adam(probe.parameters(), lr=settings["rate"])
-    return minibatch_curve(loud, probe, optimizer)
+    return minibatch_curve(loud, probe, optimizer, meter=meter)
 
 
 ATTACK = Attack(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from immunis.attacks.base import Arena, Attack, Meter, Point, Settings
+from immunis.attacks.base import Arena, Attack, Meter, Point, Settings, solve_flops
 from immunis.attacks.probing import one_point
 from immunis.errors import InputError
 from immunis.gram import Gram, gram_of
@@ -28,8 +28,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     """Solve the normal equations once."""
     features, meter = arena.features(), Meter(arena)
     weights, bias = ridge_probe(gram_of(features.z, features.targets()), settings["ridge"])
-    n, d, c = features.samples, features.dimension, features.outputs
-    flops = 2.0 * n * d * (d + c) + 2 / 3 * d**3  # counted by hand: a solve is no torch matmul
+    flops = solve_flops(features.samples, features.dimension, features.outputs)
     return one_point(features, flops, lambda z: z.double() @ weights + bias, meter)
 
 
@@ -37,5 +36,6 @@ ATTACK = Attack(
     "ridge",
     "ridge regression in closed form",
     run,
-    lambda arena: {"ridge": (1e-9, 1e-6, 1e-4, 1e-2, 1.0)},
+    lambda arena: {"ridge": (1e-2, 1.0, 1e-4, 1e-6, 1e-9)},
+    closed_form=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,14 +13,21 @@ import torch
 from immunis.attacks.base import Arena, Attack, Point, Settings, Space
 from immunis.errors import InputError, SettingsError
 
+FEW, FOLDS = 500, 3
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best run of an attack's search: its settings, its curve, and what the search cost."""
+    """The best run of an attack's search: its settings, its curve, and what the search cost.
+
+    ``trials`` are settings tried; ``runs`` are all runs made for them, over folds and inner
+    searches.
+    """
 
     settings: Settings
     points: list[Point]
     trials: int
+    runs: int
     search_flops: float
     notes: list[str]
 
@@ -33,6 +41,10 @@ def grid(space: Space) -> Iterator[dict[str, Any]]:
 def search(attack: Attack, arena: Arena, trials: int | None = None) -> Outcome:
     """Run an attack over its search space and return the run that validates best.
 
+    With few samples a setting's validation score is the mean over three different fifths of
+    them, since one fifth decides by luck. Among equals the first of the grid wins, so grids
+    begin with their safest value. A closed-form attack is then fitted again on all rows.
+
     Args:
         attack: what to run.
         arena: on what.
@@ -40,32 +52,43 @@ def search(attack: Attack, arena: Arena, trials: int | None = None) -> Outcome:
             between the space's ends (extra ``search``).
     """
     space = dict(attack.space(arena))
+    folds = FOLDS if len(arena.train.labels) < FEW and len(list(grid(space))) > 1 else 1
     tried: list[tuple[float, Settings, list[Point]]] = []
 
-    def attempt(settings: Settings) -> float:
+    def once(part: Arena, settings: Settings) -> list[Point]:
         # Layers draw their first weights from torch's own generator: seeded, then left as it was.
+        runs = len(arena.tally)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(arena.seed)
-            points = attack.run(arena, settings)
+            points = attack.run(part, settings)
         if not points:
             raise InputError(f"attack {attack.name!r} returned an empty curve.")
-        best = max(p.validation for p in points)
-        tried.append((best, dict(settings), points))
-        return best
+        if len(arena.tally) == runs:  # an inner search has counted its runs itself
+            arena.tally.append(points[-1].flops)
+        return points
 
+    def attempt(settings: Settings) -> float:
+        curves = [once(dataclasses.replace(arena, fold=fold), settings) for fold in range(folds)]
+        mean = sum(max(p.validation for p in points) for points in curves) / folds
+        tried.append((mean, dict(settings), curves[0]))
+        return mean
+
+    start = len(arena.tally)
     if trials is None or not space:
         for each in grid(space):
             attempt(each)
     else:
         _optuna(space, attempt, trials, arena.seed)
     _, settings, points = max(tried, key=lambda t: t[0])  # the first of equals
-    return Outcome(
-        settings,
-        points,
-        len(tried),
-        sum(run[-1].flops for *_, run in tried),
-        list(dict.fromkeys(arena.notes)),
-    )
+    if attack.closed_form:
+        again = once(dataclasses.replace(arena, refit=True), settings)
+        points = [
+            dataclasses.replace(new, validation=old.validation)
+            for new, old in zip(again, points, strict=True)
+        ]
+    spent = arena.tally[start:]
+    notes = list(dict.fromkeys(arena.notes))
+    return Outcome(settings, points, len(tried), len(spent), sum(spent), notes)
 
 
 def _optuna(space: Space, attempt: Callable[[Settings], float], trials: int, seed: int) -> None:

@@ -20,5 +20,5 @@ ATTACK = Attack(
     "sgd",
     "linear probe by SGD with momentum",
     run,
-    lambda arena: {"rate": (0.01, 0.1, 1.0)},
+    lambda arena: {"rate": (0.1, 0.01, 1.0)},
 )

@@ -6,12 +6,50 @@ import dataclasses
 
 import numpy as np
 
-from immunis.attacks import adam, knn, mlp, ridge
+from immunis.attacks import (
+    adam,
+    batchnorm_probe,
+    gd_constant,
+    gd_line_search,
+    kernel,
+    knn,
+    lbfgs,
+    logistic,
+    mlp,
+    ridge,
+    sgd,
+    standardise,
+    whiten,
+)
 from immunis.attacks.base import Arena, Point
 from immunis.attacks.search import search
 
-PROBES = {module.ATTACK.name: module.ATTACK for module in (ridge, adam, mlp, knn)}
-CHOICE = ("ridge", "adam", "mlp", "knn")
+PROBES = {
+    module.ATTACK.name: module.ATTACK
+    for module in (
+        ridge,
+        mlp,
+        knn,
+        adam,
+        gd_line_search,
+        gd_constant,
+        sgd,
+        lbfgs,
+        logistic,
+        standardise,
+        whiten,
+        batchnorm_probe,
+        kernel,
+    )
+}
+SHORT, LONG_BUDGET = 3, 1000
+
+
+def choice(arena: Arena) -> tuple[str, ...]:
+    """Every probe where the budget is large; the three most telling ones otherwise."""
+    names = tuple(PROBES)
+    usable = names if arena.kind == "classification" else tuple(n for n in names if n != "logistic")
+    return usable if arena.budget >= LONG_BUDGET else usable[:SHORT]
 
 
 def probe_on(arena: Arena, train: np.ndarray, test: np.ndarray, probe: str) -> list[Point]:

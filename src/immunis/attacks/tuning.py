@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from immunis.attacks.base import (
     Arena,
     Meter,
+    NotApplicableError,
     Point,
     Settings,
     checkpoints,
@@ -17,7 +18,7 @@ from immunis.attacks.base import (
     score,
     tensor,
 )
-from immunis.attacks.probing import loss_of
+from immunis.attacks.probing import Units, loss_of
 from immunis.features import Cut
 
 BATCH = 128
@@ -29,7 +30,9 @@ class Network(nn.Module):
     def __init__(self, cut: Cut, outputs: int) -> None:
         super().__init__()
         self.cut, self.body = cut, cut.model
-        parameter = next(cut.model.parameters())
+        if not any(True for _ in cut.model.parameters()):
+            raise NotApplicableError("the extractor has no parameters to train")
+        parameter = cut.example
         self.head = nn.Linear(cut.width, outputs, dtype=parameter.dtype, device=parameter.device)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -84,6 +87,7 @@ def tune(
     inputs = tensor(arena.train.inputs)
     labels = arena.labels(arena.train.labels)
     fit = torch.from_numpy(arena.rows[0])
+    units = Units(labels[fit], arena.kind)
     size, flops = min(BATCH, len(fit)), 0.0
     network.to(arena.device).train()
     order = fit[:0]
@@ -94,9 +98,10 @@ def tune(
             x = _augmented(x, generator)
         optimizer.zero_grad()
         outputs = network(x)
-        loss = loss_of(outputs, labels[rows].to(outputs.device), arena.kind)
+        loss = loss_of(outputs, units.strip(labels[rows]).to(outputs.device), arena.kind)
         if teacher is not None:
-            loss = loss + _distillation(outputs, teacher(rows).to(outputs), arena.kind)
+            soft = units.strip(teacher(rows)).to(outputs)
+            loss = loss + _distillation(outputs, soft, arena.kind)
         loss.backward()
         nn.utils.clip_grad_norm_(active, 5.0)
         optimizer.step()
@@ -121,11 +126,11 @@ def tune(
         schedule.step()
         step, seen = step + 1, seen + size
         if step in marks:
-            meter.point(step, seen, seen * flops, lambda: _scores(arena, network))
+            meter.point(step, seen, seen * flops, lambda: _scores(arena, network, units))
     return meter.points
 
 
-def _scores(arena: Arena, network: Network) -> tuple[float, float]:
+def _scores(arena: Arena, network: Network, units: Units) -> tuple[float, float]:
     network.eval()
     held = arena.rows[1]
     parts = (
@@ -136,7 +141,7 @@ def _scores(arena: Arena, network: Network) -> tuple[float, float]:
     for inputs, labels in parts:
         blocks = tensor(inputs).split(512)
         outputs = torch.cat([network(block).cpu() for block in blocks])
-        found.append(score(outputs, arena.labels(labels), arena.kind))
+        found.append(score(units.restore(outputs), arena.labels(labels), arena.kind))
     network.train()
     return found[0], found[1]
 

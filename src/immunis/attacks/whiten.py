@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from immunis.attacks.base import Arena, Attack, Features, Point, Settings
+from immunis.attacks.base import (
+    Arena,
+    Attack,
+    Features,
+    Meter,
+    Point,
+    Settings,
+    whiten_flops,
+)
 from immunis.attacks.gd_line_search import line_search
 from immunis.attacks.probing import least_squares_curve
 from immunis.spectrum import eigh, relative_cutoff
@@ -30,13 +38,15 @@ def whitened(features: Features, ridge: float) -> Features:
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Gradient descent with exact line search on whitened features."""
-    features = whitened(arena.features(), settings["ridge"])
-    return least_squares_curve(features, line_search, bias=True)
+    given = arena.features()
+    meter = Meter(arena, spent=whiten_flops(given.samples, given.dimension))
+    features = whitened(given, settings["ridge"])
+    return least_squares_curve(features, line_search, bias=True, meter=meter)
 
 
 ATTACK = Attack(
     "whiten",
     "full whitening, then gradient descent",
     run,
-    lambda arena: {"ridge": (0.0, 1e-2)},
+    lambda arena: {"ridge": (1e-2, 0.0)},
 )
