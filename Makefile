@@ -1,5 +1,5 @@
 # Every target works on a fresh clone: it makes .venv and installs what it needs first.
-PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
   && command -v $$p && break; done)
 VENV := .venv
