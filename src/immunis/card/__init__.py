@@ -10,7 +10,7 @@ import jinja2
 
 from immunis import figures
 from immunis.errors import InputError
-from immunis.records import Record, write_text
+from immunis.records import Record
 from immunis.tables import demo_table, number, percent
 
 TEMPLATES = Path(__file__).parent
@@ -43,8 +43,3 @@ def render(record: Record) -> str:
     return environment.get_template(template).render(
         record=record, pictures=pictures, data=data, table=table
     )
-
-
-def write_card(record: Record, path: str | Path) -> Path:
-    """Write a record's card."""
-    return write_text(path, render(record))
