@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST = 60  # names that an error lists
+
 
 class ImmunisError(Exception):
     """Base of every error this library raises on purpose."""
@@ -41,6 +43,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> SettingsError:
     unknown method 'frontir': did you mean 'frontier'? Known: condition, frontier
     """
     known = sorted(known)
-    close = difflib.get_close_matches(str(name), known, n=1)
-    hint = f": did you mean {close[0]!r}?" if close else "."
-    return SettingsError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known) or 'none'}")
+    close = difflib.get_close_matches(str(name), known, n=1 if len(known) <= MOST else 5)
+    hint = f": did you mean {' or '.join(map(repr, close))}?" if close else "."
+    more = f", ... ({len(known)} in all)" if len(known) > MOST else ""
+    listed = ", ".join(known[:MOST]) or "none"
+    return SettingsError(f"unknown {kind} {name!r}{hint} Known: {listed}{more}")

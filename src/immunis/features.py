@@ -12,6 +12,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -61,6 +62,26 @@ class Cut:
         """The linear layer whose output is the features; ask ``last_linear`` first."""
         return _linear(self.model, self.last_linear or "")
 
+    def parameters_named(self, patterns: Sequence[str]) -> list[str]:
+        """Names of the extractor's parameters that patterns choose.
+
+        A pattern is a module's name (``"layer4"``: all within) or has wildcards (``"*.bias"``).
+        No pattern at all means the last stage and the normalisation behind it.
+
+        Raises:
+            SettingsError: for a pattern that fits nothing, naming close ones.
+        """
+        names = [name for name, _ in self.model.named_parameters()]
+        if self.head is not None:
+            names = [name for name in names if not name.startswith(f"{self.head}.")]
+        chosen: set[str] = set()
+        for pattern in patterns or (*self.stages[-1:], *self.trailing):
+            found = {n for n in names if n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)}
+            if not found:
+                raise unknown("layer", pattern, [n for n, _ in self.model.named_modules() if n])
+            chosen |= found
+        return [name for name in names if name in chosen]
+
     def on(self, device: str) -> Cut:
         """Return this cut on a device: itself if it is there already, else a copy."""
         if self.example.device.type == torch.device(device).type:
@@ -83,7 +104,7 @@ class Cut:
         for layer in layers:
             if layer not in found:
                 raise InputError(f"layer {layer!r} is in the model but was never run.")
-        return [_pool(_tensor(found[layer])) for layer in layers]
+        return [pooled(tensor_of(found[layer])) for layer in layers]
 
     def capture(self, inputs: Tensor, layers: Sequence[str]) -> dict[str, Any]:
         """Run the model once and return what it gave at those of the layers that ran."""
@@ -123,7 +144,7 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
     return layer
 
 
-def _tensor(output: Any) -> Tensor:
+def tensor_of(output: Any) -> Tensor:
     """The tensor in a model's output: itself, a pooled output, or the last hidden state."""
     if isinstance(output, tuple | list) and output:
         output = output[0]
@@ -135,7 +156,8 @@ def _tensor(output: Any) -> Tensor:
     raise InputError(f"the model returns {type(output).__name__}; expected a tensor of features.")
 
 
-def _pool(features: Tensor) -> Tensor:
+def pooled(features: Tensor) -> Tensor:
+    """Mean over positions (n, C, H, W) or tokens (n, T, C); (n, D) stays as it is."""
     if features.ndim == 4:
         return features.mean((2, 3))
     if features.ndim == 3:
@@ -223,7 +245,7 @@ def _guess_head(whole: Cut, example: Tensor, outputs: int) -> str | None:
         if name and isinstance(module, nn.Linear) and module.out_features == outputs
     ]
     seen = whole.capture(example, ("", *found))
-    answer = _tensor(seen.pop(""))
+    answer = tensor_of(seen.pop(""))
     for name in reversed(found):
         given = seen.get(name)
         if isinstance(given, Tensor) and given.shape == answer.shape and torch.equal(given, answer):
@@ -241,7 +263,7 @@ def _last_linear(whole: Cut, example: Tensor, features: Tensor) -> str | None:
     seen = whole.capture(example, names)
     for name in reversed(names):
         if name in seen:
-            output = _pool(_tensor(seen[name]))
+            output = pooled(tensor_of(seen[name]))
             if output.shape == features.shape and torch.equal(output, features):
                 return name
     return None

@@ -16,7 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from immunis.errors import InputError, NumericalError
 from immunis.gram import Gram, symmetric
-from immunis.spectrum import eigh, relative_cutoff
+from immunis.processes import summed, summed_with_gradient, world
+from immunis.spectrum import Extremes, eigh, extreme_projectors, relative_cutoff
 
 
 def linear_hessian(theta: Tensor, gram: Tensor) -> Tensor:
@@ -24,10 +25,14 @@ def linear_hessian(theta: Tensor, gram: Tensor) -> Tensor:
     return symmetric(theta.mT @ gram @ theta)
 
 
-def feature_hessian(features: Tensor) -> Tensor:
-    """Return ``H = ZᵀZ`` of a feature batch (n×D) in float64 (paper, eq. 13)."""
+def feature_hessian(features: Tensor, *, across: bool = False) -> Tensor:
+    """Return ``H = ZᵀZ`` of a feature batch (n×D) in float64 (paper, eq. 13).
+
+    With ``across`` the batch is what all processes of a distributed run hold together.
+    """
     features = features.to(torch.float64)
-    return symmetric(features.mT @ features)
+    hessian = symmetric(features.mT @ features)
+    return summed_with_gradient(hessian) if across else hessian
 
 
 def hessian_to_theta(theta: Tensor, gram: Tensor, gradient: Tensor) -> Tensor:
@@ -75,6 +80,11 @@ def _extreme(u: Tensor, sigma: Tensor, v: Tensor, at: int) -> Tensor:
     return (u[:, ties] * sigma[ties]) @ v[:, ties].T / int(ties.sum())
 
 
+def _on_device(matrix: Tensor) -> Extremes | None:
+    """Both ends of a spectrum without leaving the accelerator, where that is exact enough."""
+    return extreme_projectors(matrix) if matrix.is_cuda else None
+
+
 class _ClosedForm(torch.autograd.Function):
     """A value whose gradient is known: forward hands on the value, backward the gradient."""
 
@@ -90,6 +100,10 @@ class _ClosedForm(torch.autograd.Function):
 
 
 def _well(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    if ends := _on_device(matrix):
+        s, p = matrix.detach().to(torch.float64), len(matrix)
+        value = (ends.largest**2 - s.square().sum() / p) / 2
+        return value.to(matrix), (ends.largest * ends.top - s / p).to(matrix)
     u, sigma, v = _singular(matrix)
     p = min(matrix.shape)
     scaled = matrix.detach().to("cpu", torch.float64) / p
@@ -117,6 +131,15 @@ def r_well_gradient(matrix: Tensor) -> Tensor:
 
 
 def _ill(matrix: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
+    if rank in (None, len(matrix)) and (ends := _on_device(matrix)):
+        s, k = matrix.detach().to(torch.float64) / ends.largest, len(matrix)
+        low = ends.smallest / ends.largest
+        gap = (s.square().sum() / k - low**2) / 2
+        if float(gap) < 10 * relative_cutoff(k):
+            return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
+        value = 1 / gap / ends.largest**2
+        gradient = (low * ends.bottom - s / k) / gap**2 / ends.largest**3
+        return value.to(matrix), gradient.to(matrix)
     u, sigma, v = _singular(matrix, rank)
     if not len(sigma) or bool(tied(sigma, -1).all()):
         return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
@@ -151,6 +174,10 @@ def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
 
 
 def _kappa(matrix: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
+    if rank in (None, len(matrix)) and (ends := _on_device(matrix)):
+        ratio = ends.largest / ends.smallest
+        gradient = (ends.top - ratio * ends.bottom) / ends.smallest
+        return ratio.to(matrix), gradient.to(matrix)
     u, sigma, v = _singular(matrix, rank)
     if not len(sigma):
         raise InputError("the matrix is zero, so its condition number is undefined.")
@@ -204,7 +231,9 @@ def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor:
     return torch.cholesky_solve(zy, factor)
 
 
-def _rho(features: Tensor, targets: Tensor, ridge: float, floor: float) -> tuple[Tensor, Tensor]:
+def _rho(
+    features: Tensor, targets: Tensor, ridge: float, floor: float, across: bool = False
+) -> tuple[Tensor, Tensor]:
     if features.ndim != 2 or targets.ndim != 2 or len(features) != len(targets):
         raise InputError(
             f"ρ needs features (n, D) and targets (n, C); got {tuple(features.shape)} and "
@@ -212,17 +241,26 @@ def _rho(features: Tensor, targets: Tensor, ridge: float, floor: float) -> tuple
         )
     z = features.detach().to(torch.float64)
     y = targets.detach().to(z)
-    z, y = z - z.mean(0), y - y.mean(0)
-    n, d = z.shape
-    zy = z.T @ y / n
-    variance = float(y.square().sum() / n)
-    weights = _ridge_weights(z.T @ z / n, zy, variance, ridge, floor)
+    total = summed if across else (lambda values: values)
+    n, d = int(total(torch.tensor(len(z), device=z.device))), z.shape[1]
+    z, y = z - total(z.sum(0)) / n, y - total(y.sum(0)) / n
+    zy = total(z.T @ y) / n
+    variance = float(total(y.square().sum()) / n)
+    weights = _ridge_weights(total(z.T @ z) / n, zy, variance, ridge, floor)
     shrink = ridge / d * weights.square().sum()
-    gradient = 2 / (n * variance) * ((y - z @ weights) @ weights.T - shrink * z)
+    scale = 2 / (n * variance) * (world() if across else 1)  # see immunis.processes
+    gradient = scale * ((y - z @ weights) @ weights.T - shrink * z)
     return ((zy * weights).sum() / variance).to(features), gradient.to(features)
 
 
-def rho(features: Tensor, targets: Tensor, ridge: float = 1e-3, floor: float = 0.0) -> Tensor:
+def rho(
+    features: Tensor,
+    targets: Tensor,
+    ridge: float = 1e-3,
+    floor: float = 0.0,
+    *,
+    across: bool = False,
+) -> Tensor:
     """Share of the targets' variance that a ridge probe explains, differentiable in features.
 
     ``ρ(Z,Y) = tr(Σ_zyᵀ(Σ_zz+λI)⁻¹Σ_zy)/tr(Σ_yy)`` with ``λ = ridge·tr(Σ_zz)/D + floor``.
@@ -235,8 +273,9 @@ def rho(features: Tensor, targets: Tensor, ridge: float = 1e-3, floor: float = 0
         targets: (n, C) real matrix, one-hot for classes; no gradient flows to it.
         ridge: damping relative to the mean eigenvalue of Σ_zz.
         floor: absolute damping, which keeps the solve stable when features collapse.
+        across: moments are summed over the processes of a distributed run.
     """
-    return _ClosedForm.apply(features, *_rho(features, targets, ridge, floor))
+    return _ClosedForm.apply(features, *_rho(features, targets, ridge, floor, across))
 
 
 def rho_gradient(

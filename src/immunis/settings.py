@@ -53,3 +53,9 @@ def check(values: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> No
             raise SettingsError(
                 f"{where}: {key}={value!r} is of type {type(value).__name__}; expected {wanted}."
             )
+
+
+def require(condition: bool, what: str) -> None:
+    """Raise ``SettingsError(what)`` unless the condition holds; NaN comparisons do not."""
+    if not condition:
+        raise SettingsError(what)

@@ -52,6 +52,51 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values.flip(0), vectors.flip(1)
 
 
+SQUARINGS = 20
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Both ends of a positive definite matrix: eigenvalues, and projectors of trace one."""
+
+    largest: Tensor
+    smallest: Tensor
+    top: Tensor
+    bottom: Tensor
+
+
+def extreme_projectors(matrix: Tensor) -> Extremes | None:
+    """Both ends of a positive definite matrix by matrix products alone, in float64, where it is.
+
+    ``P ← P²/tr(P²)`` from ``P = S`` tends to the projector on the leading eigenspace over its
+    dimension: ``u₁u₁ᵀ``, or its average over ties. After j squarings an eigenvalue a share
+    δ below the largest weighs ``e^(−2ʲδ)``, so ``‖SP − σ₁P‖ ≤ D·σ₁/(e·2ʲ)`` whatever the gaps.
+    The other end is the same of the inverse. On an accelerator this takes a tenth of the
+    time of a full decomposition; on a CPU ``eigh`` is faster.
+
+    Returns None where the inverse would be lost in rounding: let ``eigh`` decide the rank.
+    """
+    s = matrix.detach().to(torch.float64)
+    size = s.diagonal().sum()
+    factor, failed = torch.linalg.cholesky_ex(s / size)
+    if int(failed) or not bool(factor.diagonal().min() > relative_cutoff(len(s)) ** 0.5):
+        return None
+    inverse = torch.cholesky_inverse(factor)
+
+    def leading(power: Tensor) -> Tensor:
+        power = power / power.diagonal().sum()
+        for _ in range(SQUARINGS):
+            power = power @ power
+            power = (power + power.mT) / (2 * power.diagonal().sum())
+        return power
+
+    top, bottom = leading(s), leading(inverse)
+    largest, smallest = (s * top).sum(), (s * bottom).sum()
+    if not bool(smallest > largest * 1e4 * relative_cutoff(len(s))):
+        return None
+    return Extremes(largest, smallest, top, bottom)
+
+
 @dataclass(frozen=True)
 class Spectrum:
     """Eigenvalues of a positive semi-definite matrix, largest first.

@@ -11,23 +11,40 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from immunis.errors import InputError
 
 Batch = tuple[Tensor, Tensor]
+MOST_CORRUPT = 0.01  # share of unreadable samples above which a data set is refused
 _WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _REAL = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
 EPS64 = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class Corrupt:
+    """What a ``Dataset`` gives in place of a sample that cannot be read."""
+
+    name: str
+    reason: str
+
+
+def collate(items: list[Any]) -> tuple[Any, list[Corrupt]]:
+    """Join the readable items of a batch, and list the others; None where all are corrupt."""
+    bad = [item for item in items if isinstance(item, Corrupt)]
+    good = [item for item in items if not isinstance(item, Corrupt)]
+    return (default_collate(good) if good else None), bad
 
 
 class Split:
@@ -42,6 +59,7 @@ class Split:
         self.where = where
         if isinstance(source, TensorDataset) and len(source.tensors) == 2:
             source = source.tensors
+        self.corrupt: set[str] = set()
         self._memory: Batch | None = None
         self._loader: DataLoader | Dataset | None = None
         if isinstance(source, DataLoader | Dataset):
@@ -81,10 +99,44 @@ class Split:
             return
         loader = self._loader
         if isinstance(loader, Dataset):
-            loader = DataLoader(loader, batch_size=size)
+            loader = DataLoader(loader, batch_size=size, collate_fn=collate)
         assert loader is not None
+        yield from self.checked(loader)
+
+    def dataset(self) -> tuple[Dataset, dict[str, Any]]:
+        """Return the samples one by one, and what a loader of them needs (workers, collation).
+
+        Raises:
+            InputError: for data that can only be read from front to back.
+        """
+        if self._memory is not None:
+            return TensorDataset(*self._memory), {"collate_fn": collate}
+        source = self._loader
+        options: dict[str, Any] = {"collate_fn": collate}
+        if isinstance(source, DataLoader):
+            options = {
+                "collate_fn": source.collate_fn,
+                "num_workers": source.num_workers,
+                "worker_init_fn": source.worker_init_fn,
+            }
+            source = source.dataset
+        if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+            raise InputError(
+                f"{self.where}: training draws samples in an order of its own, so it needs a "
+                "Dataset with __len__ and __getitem__, not one that only iterates."
+            )
+        assert source is not None
+        return source, options
+
+    def checked(self, batches: Iterable[Any]) -> Iterator[Batch]:
+        """Check what a loader yields, batch by batch; skip and count unreadable samples."""
         seen = 0
-        for batch in loader:
+        for batch in batches:
+            if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], list):
+                batch, bad = batch
+                self._skip(bad)
+                if batch is None:
+                    continue
             if not (isinstance(batch, tuple | list) and len(batch) == 2):
                 raise InputError(
                     f"{self.where}: each item must be a pair (inputs, labels), "
@@ -100,6 +152,23 @@ class Split:
                 f"{self.where}: {seen} sample(s) came; at least 2 are needed. "
                 "Check the filter that selected this split."
             )
+
+    def _skip(self, bad: list[Corrupt]) -> None:
+        if not {item.name for item in bad} - self.corrupt:
+            return
+        self.corrupt |= {item.name for item in bad}
+        total = len(self._loader)  # type: ignore[arg-type]
+        if len(self.corrupt) > max(1, MOST_CORRUPT * total):
+            raise InputError(
+                f"{self.where}: {len(self.corrupt)} of {total} samples cannot be read, the last "
+                f"{bad[-1].name} ({bad[-1].reason}); at most {MOST_CORRUPT:.0%} are skipped. "
+                "Check the files, or fetch them again."
+            )
+        warnings.warn(
+            f"{self.where}: skipped {bad[-1].name} ({bad[-1].reason}); {len(self.corrupt)} of "
+            f"{total} samples so far.",
+            stacklevel=4,
+        )
 
     def first(self, count: int) -> Tensor:
         """Return the first few inputs."""

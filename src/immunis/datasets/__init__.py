@@ -4,6 +4,7 @@ from immunis.datasets.common import Tasks, data_file
 from immunis.datasets.digit_parity import digit_parity
 from immunis.datasets.digits import digits
 from immunis.datasets.house_prices import house_prices
+from immunis.datasets.images import images, read_images
 from immunis.datasets.mnist import mnist_images, mnist_pair
 from immunis.datasets.npz import npz
 
@@ -13,7 +14,9 @@ __all__ = [
     "digit_parity",
     "digits",
     "house_prices",
+    "images",
     "mnist_images",
     "mnist_pair",
     "npz",
+    "read_images",
 ]

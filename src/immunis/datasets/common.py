@@ -23,17 +23,33 @@ class Tasks(NamedTuple):
     transfer: tuple[Task, ...] = ()
 
 
+def data_folder(name: str, folder: str | Path | None) -> Path:
+    """Find a folder of data in ``folder``, ``$IMMUNIS_DATA`` or ``~/.cache/immunis``.
+
+    An absolute name is taken as it is.
+    """
+    places = _places(folder)
+    for place in places:
+        if (place / name).is_dir():
+            return place / name
+    searched = ", ".join(str(place / name) for place in places)
+    raise InputError(f"data folder not found; looked for {searched}. Pass --data, or set it up.")
+
+
+def _places(folder: str | Path | None) -> list[Path]:
+    if folder is not None:
+        return [Path(folder)]
+    named = os.environ.get("IMMUNIS_DATA")
+    return [*([Path(named)] if named else []), Path.home() / ".cache" / "immunis"]
+
+
 def data_file(name: str, folder: str | Path | None, how: str) -> Path:
     """Find a data file in ``folder``, ``$IMMUNIS_DATA`` or ``~/.cache/immunis``.
 
     Raises:
         InputError: naming the places searched and ``how`` to get the file.
     """
-    places = [Path(folder)] if folder is not None else []
-    if not places and os.environ.get("IMMUNIS_DATA"):
-        places.append(Path(os.environ["IMMUNIS_DATA"]))
-    if folder is None:
-        places.append(Path.home() / ".cache" / "immunis")
+    places = _places(folder)
     for place in places:
         if (place / name).is_file():
             return place / name

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from immunis.errors import unknown
-from immunis.methods import condition, erase, frontier, imma, opt_kappa, r_ill
+from immunis.methods import condition, erase, frontier, imma, opt_kappa, probe, r_ill
 from immunis.methods.base import LinearProblem, Method, Solution
 
 METHODS: dict[str, Method] = {
     module.METHOD.name: module.METHOD
-    for module in (r_ill, imma, opt_kappa, condition, frontier, erase)
+    for module in (r_ill, imma, opt_kappa, condition, frontier, erase, probe)
 }
 
 

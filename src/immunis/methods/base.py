@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from immunis.errors import NumericalError, SettingsError
+from immunis.features import Cut
 from immunis.gram import Gram
+from immunis.objectives.base import Objective
 from immunis.regularizers import linear_hessian
-from immunis.settings import check
+from immunis.settings import check, require
 from immunis.spectrum import quiet_spectrum, relative_cutoff
 from immunis.tasks import Task
 
@@ -143,23 +145,37 @@ class Solution:
 
 @dataclass(frozen=True)
 class Method:
-    """A defence: its name, one sentence, its settings, and the function that solves for θ."""
+    """A defence: its name, one sentence, and what it does to linear extractors and to networks.
+
+    Attributes:
+        settings: settings of ``solve``; None where there is none.
+        solve: finds θ for a linear extractor.
+        network: settings of ``objective``; None where there is none.
+        objective: makes the loss that trains a network, from those settings and its cut.
+    """
 
     name: str
     summary: str
-    settings: type
-    solve: Callable[[LinearProblem, Any], Solution]
+    settings: type | None = None
+    solve: Callable[[LinearProblem, Any], Solution] | None = None
+    network: type | None = None
+    objective: Callable[[Any, Cut], Objective] | None = None
 
-    def configure(self, values: Mapping[str, Any]) -> Any:
+    def configure(self, values: Mapping[str, Any], *, network: bool = False) -> Any:
         """Build this method's settings, refusing unknown keys with a suggestion."""
-        check(values, get_type_hints(self.settings), f"method {self.name!r}")
-        return self.settings(**values)
-
-
-def require(condition: bool, what: str) -> None:
-    """Raise ``SettingsError(what)`` unless the condition holds; NaN comparisons do not."""
-    if not condition:
-        raise SettingsError(what)
+        kind = self.network if network else self.settings
+        if kind is None and network:
+            raise SettingsError(
+                f"method {self.name!r} solves for a linear map and trains no network; leave "
+                "training out to fold that map into the network's last linear layer."
+            )
+        if kind is None:
+            raise SettingsError(
+                f"method {self.name!r} trains networks and has no linear form; use 'erase', its "
+                "closed-form optimum for a linear map."
+            )
+        check(values, get_type_hints(kind), f"method {self.name!r}")
+        return kind(**values)
 
 
 @dataclass(frozen=True)

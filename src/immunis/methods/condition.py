@@ -35,9 +35,10 @@ from immunis.methods.base import (
     Optimizer,
     Solution,
     make_optimizer,
-    require,
 )
+from immunis.objectives import condition as network
 from immunis.regularizers import feature_hessian, linear_hessian, r_ill_gradient, r_well_gradient
+from immunis.settings import require
 from immunis.spectrum import eigh
 
 MULTIPLES = (1, 2, 3, 5)
@@ -253,4 +254,11 @@ def solve(problem: LinearProblem, settings: Settings) -> Solution:
     return (_search if settings.search else _descend)(problem, settings)
 
 
-METHOD = Method("condition", "the paper's Algorithm 1: R_well, R_ill and the loss", Settings, solve)
+METHOD = Method(
+    "condition",
+    "the paper's Algorithm 1: R_well, R_ill and the loss",
+    Settings,
+    solve,
+    network.Settings,
+    network.objective,
+)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from immunis.errors import InputError
 from immunis.gram import Gram
-from immunis.methods.base import LinearProblem, Method, Solution, require
+from immunis.methods.base import LinearProblem, Method, Solution
+from immunis.settings import require
 from immunis.spectrum import eigh, relative_cutoff
 
 

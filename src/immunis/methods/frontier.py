@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from immunis.guarantees import damped, frontier, whiten
-from immunis.methods.base import LinearProblem, Method, Solution, require
+from immunis.methods.base import LinearProblem, Method, Solution
+from immunis.settings import require
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend, require
+from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
+from immunis.objectives import imma as network
+from immunis.settings import require
 
 
 @dataclass(frozen=True)
@@ -74,4 +76,11 @@ def solve(problem: LinearProblem, settings: Settings) -> Solution:
     return descend(problem, settings, direction)
 
 
-METHOD = Method("imma", "IMMA: bi-level, unrolled through the attacker (baseline)", Settings, solve)
+METHOD = Method(
+    "imma",
+    "IMMA: bi-level, unrolled through the attacker (baseline)",
+    Settings,
+    solve,
+    network.Settings,
+    network.objective,
+)

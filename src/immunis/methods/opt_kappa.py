@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
+from immunis.objectives import opt_kappa as network
 from immunis.regularizers import hessian_to_theta, kappa_gradient, linear_hessian
 
 
@@ -29,4 +30,11 @@ def solve(problem: LinearProblem, settings: Settings) -> Solution:
     return descend(problem, settings, direction)
 
 
-METHOD = Method("opt_kappa", "Opt κ: descend on κ_P − κ_H directly (baseline)", Settings, solve)
+METHOD = Method(
+    "opt_kappa",
+    "Opt κ: descend on κ_P − κ_H directly (baseline)",
+    Settings,
+    solve,
+    network.Settings,
+    network.objective,
+)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
+from immunis.objectives import r_ill as network
 from immunis.regularizers import linear_hessian, r_ill_gradient
 
 
@@ -25,4 +26,11 @@ def solve(problem: LinearProblem, settings: Settings) -> Solution:
     return descend(problem, settings, direction)
 
 
-METHOD = Method("r_ill", "R_ill only: raise κ of the harmful task (baseline)", Settings, solve)
+METHOD = Method(
+    "r_ill",
+    "R_ill only: raise κ of the harmful task (baseline)",
+    Settings,
+    solve,
+    network.Settings,
+    network.objective,
+)

@@ -47,6 +47,7 @@ SOURCES: dict[str, Callable[..., Tasks]] = {
     "house-prices": datasets.house_prices,
     "mnist-pair": datasets.mnist_pair,
     "npz": datasets.npz,
+    "images": datasets.images,
 }
 SECTIONS = {"name", "seed", "data", "model", "method", "audit"}
 
@@ -114,7 +115,12 @@ def catalogue() -> dict[str, list[dict[str, str]]]:
     """What there is to choose from: methods with their settings, attacks, recipes, sources."""
 
     def settings(method: Method) -> str:
-        return ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(method.settings))
+        kinds = {"": method.settings, "networks: ": method.network}
+        return "; ".join(
+            label + ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(kind))
+            for label, kind in kinds.items()
+            if kind is not None
+        )
 
     return {
         "methods": [

@@ -1,0 +1,91 @@
+"""A training run on disk: everything it needs to go on as if it had never stopped.
+
+Order of data and randomness are functions of the step number (``immunis.streams``), so the
+step is the loader's position and the generators' state. Written whole or not at all, read
+without unpickling objects.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from immunis.errors import InputError
+from immunis.processes import rank
+from immunis.records import write_bytes
+
+FORMAT = 1
+NAME = "checkpoint.pt"
+_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_LOAD = StateDictOptions(full_state_dict=True)
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """A model's whole state on the CPU, whatever it is wrapped or sharded by."""
+    state: dict[str, Any] = get_model_state_dict(model, options=_FULL)
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def save(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+) -> Path:
+    """Write a checkpoint; every process calls this, the first one writes."""
+    content = {
+        "format": FORMAT,
+        "model": model_state(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=_FULL),
+        **state,
+    }
+    path = folder / NAME
+    if rank() == 0:
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        write_bytes(path, buffer.getvalue())
+    return path
+
+
+def load(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, run: str
+) -> dict[str, Any]:
+    """Read a checkpoint into a model and its optimizer, and return the rest of it.
+
+    Raises:
+        InputError: where there is none, it is damaged, or belongs to another run.
+    """
+    path = folder / NAME
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InputError(f"there is no checkpoint {path} to resume from.") from None
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        raise InputError(f"checkpoint {path} cannot be read: {str(error)[:200]}.") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InputError(f"{path} is not a checkpoint of this version; start afresh without it.")
+    mine, theirs = model_state(model), content["model"]
+    wrong = [k for k in {*mine, *theirs} if k not in mine or k not in theirs]
+    wrong += [k for k in mine if k in theirs and mine[k].shape != theirs[k].shape]
+    if wrong:
+        raise InputError(
+            f"checkpoint {path} is of another model: {len(wrong)} tensors differ in name or shape, "
+            f"among them {sorted(wrong)[0]}."
+        )
+    if content["run"] != run:
+        raise InputError(
+            f"checkpoint {path} is of another run: its settings, data or starting weights differ. "
+            "Give the same ones, or another folder."
+        )
+    set_model_state_dict(model, theirs, options=_LOAD)
+    set_optimizer_state_dict(model, optimizer, content["optimizer"], options=_LOAD)
+    return content

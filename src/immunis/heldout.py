@@ -1,0 +1,99 @@
+"""How far a defence has come, on data it was not trained on: what early stopping goes by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from immunis.attacks.base import encode, score
+from immunis.attacks.ridge import ridge_probe
+from immunis.gram import gram_of
+from immunis.regularizers import rho_of_gram
+from immunis.spectrum import quiet_spectrum
+from immunis.streams import Rows, Stream
+
+Read = Callable[[Tensor], tuple[Tensor, Tensor]]
+SAMPLES, RIDGE = 4096, 1e-2
+
+
+class HeldOut:
+    """Rows of both tasks that training never sees, and figures on them.
+
+    Args:
+        primary: the primary task's stream.
+        harmful: the harmful task's stream, or None.
+        rows: held-out rows of the two.
+    """
+
+    def __init__(
+        self, primary: Stream, harmful: Stream | None, rows: tuple[Rows, Rows | None]
+    ) -> None:
+        self.primary, self.harmful, self.rows = primary, harmful, rows
+
+    @torch.no_grad()
+    def measure(self, read: Read) -> dict[str, Any]:
+        """Primary score; κ of both tasks with their rank, ρ, and a ridge probe's score.
+
+        ``read(inputs)`` gives answers and features. κ and ρ are over at most 4096 training
+        rows (or four per dimension); the probe is fitted on those and scored held out.
+        """
+        answers, labels = self._read(self.primary, self.rows[0], read, 0)
+        kind = self.primary.task.kind
+        figures: dict[str, Any] = {"primary": score(answers, labels, kind)}
+        if self.harmful is None or self.rows[1] is None:
+            return figures
+        task = self.harmful.task
+        held, held_labels = self._read(self.harmful, self.rows[1], read, 1)
+        size = max(SAMPLES, 4 * held.shape[1])
+        seen, seen_labels = self._read(self.harmful, _spread(self.harmful.rows, size), read, 1)
+        own, _ = self._read(self.primary, _spread(self.primary.rows, size), read, 1)
+        moments = gram_of(seen, encode(seen_labels, task.kind, task.outputs))
+        spectra = quiet_spectrum(gram_of(own)), quiet_spectrum(moments)
+        weights, bias = ridge_probe(moments, RIDGE)
+        predicted = held.double() @ weights + bias
+        return figures | {
+            "probe": score(predicted, held_labels, task.kind),
+            "rho": rho_of_gram(moments),
+            "kappa_primary": spectra[0].condition_number if spectra[0].rank else math.nan,
+            "kappa_harmful": spectra[1].condition_number if spectra[1].rank else math.nan,
+            "rank_primary": spectra[0].rank,
+            "rank_harmful": spectra[1].rank,
+            "samples": len(seen),
+            "dimension": held.shape[1],
+        }
+
+    def _read(self, stream: Stream, rows: Rows, read: Read, which: int) -> tuple[Tensor, Tensor]:
+        found = [(read(inputs)[which].float().cpu(), y.cpu()) for inputs, y in stream.subset(rows)]
+        return torch.cat([z for z, _ in found]), torch.cat([y for _, y in found])
+
+
+def _spread(rows: Rows, size: int) -> Rows:
+    """At most ``size`` of the rows, evenly spread."""
+    return rows[torch.linspace(0, len(rows) - 1, min(size, len(rows))).round().long()]
+
+
+def rir(figures: dict[str, Any], start: dict[str, Any]) -> float:
+    """``RIR_θ₀ = (κ_H/κ_H⁰)/(κ_P/κ_P⁰)`` (paper, eq. 11); NaN where features collapsed."""
+    return (figures["kappa_harmful"] / start["kappa_harmful"]) / (
+        figures["kappa_primary"] / start["kappa_primary"]
+    )
+
+
+def merit(figures: dict[str, Any], start: dict[str, Any], judge: str, tolerance: float) -> float:
+    """How good a checkpoint is: the judged figure, or −∞ where the primary task has suffered.
+
+    A checkpoint whose held-out primary score is more than ``tolerance`` below the
+    original's is no candidate.
+    """
+    if judge == "primary":
+        return figures["primary"]
+    if figures["primary"] < start["primary"] - tolerance:
+        return -math.inf
+    if judge == "probe":
+        return -figures["probe"]
+    ratio = rir(figures, start)
+    return math.log(ratio) if ratio > 0 else -math.inf

@@ -1,0 +1,151 @@
+"""Batches for training, by step number: what a step sees depends on nothing but its number.
+
+A stream draws rows from one permutation of its data after another, each seeded by the run's
+seed and its own number, so that a resumed run goes on with the very batch it had stopped
+at, and any number of processes shares out the same batches. Of two paired streams the longer
+one decides what an epoch is; the shorter cycles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from immunis.processes import rank, world
+from immunis.tasks import Task
+
+Rows = Tensor
+
+
+def held_out(count: int, share: float) -> tuple[Rows, Rows]:
+    """Rows to train on and rows to hold out; the same for every run on the same data."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
+    size = round(count * share)
+    return order[size:].sort().values, order[:size].sort().values
+
+
+class Stream:
+    """Endless batches of some rows of a task's training data.
+
+    Args:
+        task: whose training data.
+        batch: rows per step over all processes together; at most all of them.
+        rows: which rows; all of them if left out.
+        seed: decides the order.
+        workers: processes that read ahead, for data that is not in memory.
+        device: where data in memory is kept and batches arrive.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        batch: int,
+        rows: Rows | None = None,
+        *,
+        seed: int = 0,
+        workers: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.task, self.split, self.seed = task, task.train, seed
+        self.workers, self.device = workers, torch.device(device)
+        self._memory = self.split.tensors() if self.split.in_memory else None
+        self._dataset, self._options = self.split.dataset()
+        count = len(self._dataset)  # type: ignore[arg-type]
+        self.rows = torch.arange(count) if rows is None else rows
+        self.batch = min(batch, len(self.rows))
+        self._orders: dict[int, Rows] = {}
+        if self._memory is not None and _fits(self._memory[0], self.device):
+            self._memory = self._memory[0].to(self.device), self._memory[1].to(self.device)
+
+    @property
+    def epoch(self) -> int:
+        """Steps in one pass over the rows."""
+        return math.ceil(len(self.rows) / self.batch)
+
+    def rows_at(self, step: int) -> Rows:
+        """Rows of a step's batch, of all processes together."""
+        count, found, position = len(self.rows), [], step * self.batch
+        while (missing := (step + 1) * self.batch - position) > 0:
+            turn, start = divmod(position, count)
+            found.append(self._order(turn)[start : start + missing])
+            position += len(found[-1])
+        return self.rows[torch.cat(found)]
+
+    def _order(self, turn: int) -> Rows:
+        if turn not in self._orders:
+            generator = torch.Generator().manual_seed(1_000_003 * self.seed + turn)
+            kept = {turn - 1: self._orders[turn - 1]} if turn - 1 in self._orders else {}
+            order = torch.randperm(len(self.rows), generator=generator)
+            self._orders = {**kept, turn: order}
+        return self._orders[turn]
+
+    def batches(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this process's share of the batches of steps ``start`` to ``stop − 1``."""
+        shares = (self.rows_at(step)[rank() :: world()] for step in range(start, stop))
+        if self._memory is not None:
+            for rows in shares:
+                yield self._picked(rows)
+            return
+        yield from self._loaded([rows.tolist() for rows in shares])
+
+    def subset(self, rows: Rows, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield given rows in order, in batches, all of them in every process."""
+        if self._memory is None:
+            yield from self._loaded([part.tolist() for part in rows.split(size)])
+            return
+        for part in rows.split(size):
+            yield self._picked(part)
+
+    def _picked(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        assert self._memory is not None
+        inputs, labels = (part[rows.to(part.device)] for part in self._memory)
+        return inputs.to(self.device), self._positions(labels.to(self.device))
+
+    def _loaded(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        options = {**self._options}
+        options["num_workers"] = self.workers or options.get("num_workers", 0)
+        loader = DataLoader(
+            self._dataset,
+            batch_sampler=batches,
+            pin_memory=self.device.type == "cuda",
+            prefetch_factor=4 if options["num_workers"] else None,
+            **options,
+        )
+        for inputs, labels in self.split.checked(loader):
+            inputs = inputs.to(self.device, non_blocking=True)
+            yield inputs, self._positions(labels.to(self.device))
+
+    def _positions(self, labels: Tensor) -> Tensor:
+        if self.task.kind == "classification":
+            return self.task.positions(labels)
+        return self.task.targets(labels)
+
+
+def _fits(inputs: Tensor, device: torch.device) -> bool:
+    """Whether data may stay on the device for good: it takes at most a quarter of what is free."""
+    if device.type != "cuda":
+        return True
+    return inputs.nbytes < torch.cuda.mem_get_info(device)[0] / 4
+
+
+def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Zoom in on a random part (60 to 100% of each side) and flip half of the images."""
+    if images.ndim != 4:
+        return images
+    n, device = len(images), images.device
+    draw = torch.rand(4, n, generator=generator, device=device)
+    scale = 0.6 + 0.4 * draw[0]
+    shift = (2 * draw[1:3] - 1) * (1 - scale)
+    mirror = torch.where(draw[3] < 0.5, -1.0, 1.0)
+    theta = torch.zeros(n, 2, 3, device=device)
+    theta[:, 0, 0], theta[:, 1, 1] = scale * mirror, scale
+    theta[:, 0, 2], theta[:, 1, 2] = shift[0], shift[1]
+    grid = functional.affine_grid(theta, list(images.shape), align_corners=False)
+    return functional.grid_sample(
+        images, grid.to(images), mode="bilinear", padding_mode="reflection", align_corners=False
+    )

@@ -1,0 +1,55 @@
+"""A model with taps: its answers, and pooled features at chosen layers, in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from immunis.errors import InputError
+from immunis.features import Cut, pooled, tensor_of
+
+
+class Tapped(nn.Module):
+    """Returns ``(answers, {layer: features})``; close it to take the taps out again.
+
+    The hooks stay for the life of the object, so that a compiled or wrapped model keeps them.
+    """
+
+    def __init__(self, cut: Cut, layers: Sequence[str] = ("",)) -> None:
+        super().__init__()
+        if cut.head is None:
+            raise InputError(
+                "the model has no linear head: its primary loss cannot be kept while it is "
+                "trained. End it with nn.Linear, or name the head with head=."
+            )
+        self.model, self.layers = cut.model, tuple(layers)
+        self._found: dict[str, Any] = {}
+        self._handles = []
+        for layer in self.layers:
+            if layer:
+                module = cut.model.get_submodule(layer)
+                self._handles.append(module.register_forward_hook(self._after(layer)))
+            else:
+                module = cut.model.get_submodule(cut.head)
+                self._handles.append(module.register_forward_pre_hook(self._before(layer)))
+
+    def _after(self, layer: str) -> Callable[..., None]:
+        return lambda _, __, output: self._found.__setitem__(layer, output)
+
+    def _before(self, layer: str) -> Callable[..., None]:
+        return lambda _, args: self._found.__setitem__(layer, args[0])
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run the model once."""
+        self._found.clear()
+        answers = tensor_of(self.model(inputs))
+        features = {layer: pooled(tensor_of(self._found[layer])) for layer in self.layers}
+        self._found.clear()
+        return answers, features
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()

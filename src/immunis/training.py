@@ -1,0 +1,474 @@
+"""The one training loop, on Lightning Fabric: a model, an objective and two tasks in, a model out.
+
+Used to pre-train, to immunize, on one device or many. It logs and reports; it does not print.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from immunis import checkpoints
+from immunis.engine import Engine
+from immunis.errors import InputError, NumericalError, RankWarning, SettingsError
+from immunis.features import Cut
+from immunis.heldout import HeldOut, merit
+from immunis.objectives.base import Objective
+from immunis.processes import rank
+from immunis.settings import require
+from immunis.streams import Stream, augmented, held_out
+from immunis.taps import Tapped
+from immunis.tasks import Task
+from immunis.tracking import Tracker
+
+Progress = Callable[[str, float], None]
+BATCHNORM = nn.modules.batchnorm._BatchNorm
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a network is trained.
+
+    Attributes:
+        layers: parameters to train, as module names (``"layer4"``) or patterns (``"*.bias"``);
+            empty for the last stage, ``["*"]`` for all. The head is always trained.
+        steps: optimizer steps.
+        epochs: passes over the longer of the two tasks, in place of ``steps``.
+        batch: primary rows per step, over all processes together.
+        harmful_batch: harmful rows per step; should exceed the number of features.
+        accumulate: parts a step is run in, to save memory; the gradient is exact.
+        optimizer: ``"sgd"`` with Nesterov momentum 0.9, or ``"adamw"``.
+        rate: peak learning rate of the extractor.
+        head_rate: of the head; as ``rate`` if left out.
+        weight_decay: of the extractor.
+        head_weight_decay: of the head.
+        label_smoothing: of the primary loss.
+        schedule: ``"cosine"`` to zero, or ``"constant"``.
+        warmup: share of the steps over which the rate rises from zero.
+        clip: largest gradient norm.
+        batchnorm: ``"freeze"`` keeps running statistics and uses them; ``"update"`` takes
+            batch statistics of the primary task.
+        augment: zoom and flip primary and harmful images at random.
+        held_out: share of both tasks' training rows kept for early stopping.
+        evaluate: number of evaluations over the run.
+        patience: evaluations without a better one before the run stops; 0 for never.
+        tolerance: held-out primary score a checkpoint may lose.
+        workers: processes that decode ahead, for data that is not in memory.
+    """
+
+    layers: Sequence[str] = ()
+    steps: int | None = None
+    epochs: float | None = None
+    batch: int = 256
+    harmful_batch: int = 2048
+    accumulate: int = 1
+    optimizer: Literal["sgd", "adamw"] = "adamw"
+    rate: float = 1e-3
+    head_rate: float | None = None
+    weight_decay: float = 0.0
+    head_weight_decay: float = 2e-5
+    label_smoothing: float = 0.1
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warmup: float = 0.05
+    clip: float = 1.0
+    batchnorm: Literal["freeze", "update"] = "freeze"
+    augment: bool = False
+    held_out: float = 0.1
+    evaluate: int = 10
+    patience: int = 0
+    tolerance: float = 0.005
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges and the combinations."""
+        for name in ("batch", "harmful_batch", "accumulate", "evaluate"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: need >= 1")
+        for name in ("steps", "epochs", "rate", "head_rate", "clip"):
+            value = getattr(self, name)
+            require(value is None or 0 < value < math.inf, f"{name}={value}: need > 0")
+        for name in ("weight_decay", "head_weight_decay", "patience", "tolerance", "workers"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name}={value}: need >= 0")
+        for name in ("label_smoothing", "warmup"):
+            require(0 <= getattr(self, name) < 1, f"{name}={getattr(self, name)}: need 0 to 1")
+        require(0 < self.held_out < 1, f"held_out={self.held_out}: need 0 < held_out < 1")
+        require(
+            self.steps is None or self.epochs is None,
+            f"steps={self.steps} and epochs={self.epochs}: give one of them",
+        )
+        require(
+            self.accumulate == 1 or self.batchnorm == "freeze",
+            "accumulate runs every part twice, which would count twice in BatchNorm statistics: "
+            "use batchnorm='freeze' with it",
+        )
+
+    def length(self, epoch: int) -> int:
+        """Number of steps, where an epoch has that many."""
+        if self.steps is not None:
+            return self.steps
+        return max(1, round((1.0 if self.epochs is None else self.epochs) * epoch))
+
+    def factor(self, step: int, steps: int) -> float:
+        """Share of the peak learning rate at a step."""
+        rise = self.warmup * steps
+        if step < rise:
+            return (step + 1) / (rise + 1)
+        if self.schedule == "constant":
+            return 1.0
+        return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1.0, steps - rise)))
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Where a run takes place.
+
+    Attributes:
+        device: ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"auto"``.
+        devices: how many; under ``torchrun`` or ``fabric run`` theirs counts.
+        nodes: machines.
+        strategy: ``"auto"``, ``"ddp"`` or ``"fsdp"``.
+        precision: ``"32-true"``, ``"bf16-mixed"`` or another that Fabric knows.
+        compile: run the model through ``torch.compile``.
+    """
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
+    devices: int = 1
+    nodes: int = 1
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true"] = "32-true"
+    compile: bool = False
+
+    def fabric(self) -> Any:
+        """Start Lightning Fabric.
+
+        Raises:
+            SettingsError: where this machine cannot meet the request.
+        """
+        from lightning.fabric import Fabric
+        from lightning.fabric.strategies import DDPStrategy
+
+        strategy: Any = self.strategy
+        if strategy == "ddp":  # buffers are equal everywhere: frozen, or updated on one device
+            strategy = DDPStrategy(broadcast_buffers=False)
+        try:
+            fabric = Fabric(
+                accelerator=self.device,
+                devices=self.devices,
+                num_nodes=self.nodes,
+                strategy=strategy,
+                precision=self.precision,
+            )
+            fabric.launch()
+        except (ValueError, RuntimeError) as error:  # Fabric's own words for what is missing
+            raise SettingsError(f"{self}: {error}") from error
+        return fabric
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A finished run.
+
+    Attributes:
+        model: the trained model: same class and keys as before, in evaluation mode.
+        history: figures of every evaluation, the first of them before any step.
+        best_step: the step whose weights these are.
+        weights: factor of each term, as given or balanced.
+        steps: optimizer steps taken.
+        seconds: wall time of the run (of the last part, if it was resumed).
+        notes: what a reader of the record should know.
+    """
+
+    model: nn.Module
+    history: list[dict[str, Any]]
+    best_step: int
+    weights: dict[str, float]
+    steps: int
+    seconds: float
+    notes: list[str] = field(default_factory=list)
+
+
+def fit(
+    cut: Cut,
+    objective: Objective,
+    primary: Task,
+    harmful: Task | None,
+    training: Training,
+    hardware: Hardware | None = None,
+    *,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    wandb: str | None = None,
+    judge: str | None = None,
+    progress: Progress = lambda what, share: None,
+) -> Fit:
+    """Train a copy of a model on an objective and return the best of its evaluations.
+
+    Args:
+        cut: the model; it is not changed.
+        objective: what to minimise.
+        primary: the task that must stay easy.
+        harmful: the task that should become hard; None to train on the primary task alone,
+            in training mode.
+        training: how.
+        hardware: where; one CPU process if left out.
+        seed: decides the order of data, augmentation, dropout and the harmful head.
+        folder: where checkpoints and TensorBoard's curves go; none are written without.
+        resume: go on from the checkpoint in ``folder``, if there is one.
+        wandb: Weights & Biases project to log to.
+        judge: what early stopping goes by; the objective's if left out.
+        progress: called with what was done and the share of the whole.
+
+    Raises:
+        InputError: for a model or data that cannot be used, or a foreign checkpoint.
+        NumericalError: if a loss is not finite; the last good checkpoint is kept.
+    """
+    began = time.perf_counter()
+    hardware = hardware or Hardware()
+    judge = judge or (objective.judge if harmful is not None else "primary")
+    fabric = hardware.fabric()
+    start = cut.copy()
+    model, names = start.model, _trainable(start, training)
+    tapped = Tapped(start, objective.layers)
+    _set_mode(model, training, pretraining=harmful is None)
+    if hardware.compile:
+        model.compile()
+    notes = _check(start, harmful, training)
+
+    where = fabric.device
+    splits = {
+        role: held_out(_count(task), training.held_out)
+        for role, task in (("primary", primary), ("harmful", harmful))
+        if task is not None
+    }
+    options: dict[str, Any] = {"seed": seed, "workers": training.workers, "device": where}
+    first = Stream(primary, training.batch, splits["primary"][0], **options)
+    second = None
+    if harmful is not None:
+        second = Stream(harmful, training.harmful_batch, splits["harmful"][0], **options)
+    steps = training.length(max(first.epoch, second.epoch if second else 0))
+    held = HeldOut(first, second, (splits["primary"][1], splits.get("harmful", (None, None))[1]))
+
+    module = fabric.setup(tapped)
+    inner = module._forward_module
+    head_names = {f"{start.head}.{n}" for n, _ in start.head_layer.named_parameters()}  # type: ignore[union-attr]
+    named = {_plain(n): p for n, p in module.named_parameters() if p.requires_grad}
+    body = [p for n, p in named.items() if n in names]
+    groups: list[dict[str, Any]] = [
+        {"params": body, "lr": training.rate, "weight_decay": training.weight_decay},
+        {
+            "params": [p for n, p in named.items() if n in head_names],
+            "lr": training.rate if training.head_rate is None else training.head_rate,
+            "weight_decay": training.head_weight_decay,
+        },
+    ]
+    peaks = [float(group["lr"]) for group in groups]
+    optimizer = fabric.setup_optimizers(_optimizer(training, groups))
+
+    teacher = None
+    if objective.teacher:
+        frozen = copy.deepcopy(cut.model).to(where).eval().requires_grad_(False)
+
+        def teacher(inputs: Tensor) -> Tensor:
+            with torch.no_grad(), fabric.autocast():
+                return frozen(inputs).float()
+
+    harmful_head = None
+    if objective.head and harmful is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            harmful_head = nn.Linear(start.width, harmful.outputs).to(where).requires_grad_(False)
+    engine = Engine(
+        fabric, module, objective, body, _encoder(harmful),
+        teacher=teacher, head=harmful_head, smoothing=training.label_smoothing,
+        accumulate=training.accumulate, joint=training.batchnorm == "freeze",
+        sharded=hardware.strategy == "fsdp",
+    )  # fmt: skip
+
+    def measure(step: int) -> dict[str, Any]:
+        mode = [m for m in module.modules() if m.training]
+        module.eval()
+
+        def read(inputs: Tensor) -> tuple[Tensor, Tensor]:
+            answers, features = module(inputs)
+            return answers, features[""]
+
+        figures = {"step": step, **held.measure(read)}
+        for m in mode:
+            m.training = True
+        return figures
+
+    path = None if folder is None else Path(folder)
+    run = _fingerprint(cut, primary, harmful, training, seed)
+    history: list[dict[str, Any]] = []
+    best: dict[str, Any] = {"step": 0, "merit": -math.inf, "model": None}
+    done = 0
+    if resume and path is not None and (path / checkpoints.NAME).exists():
+        state = checkpoints.load(path, inner, optimizer.optimizer, run)
+        done, history, best = state["step"], state["history"], state["best"]
+        engine.weights = state["weights"]
+        if harmful_head is not None:
+            harmful_head.load_state_dict(state["head"])
+    else:
+        history.append(measure(0))
+    tracker = Tracker(
+        path if rank() == 0 else None, wandb if rank() == 0 else None, asdict(training)
+    )
+
+    def keep(step: int) -> None:
+        if path is not None:
+            checkpoints.save(path, inner, optimizer.optimizer, {
+                "run": run, "step": step, "history": history, "best": best,
+                "weights": engine.weights,
+                "head": {} if harmful_head is None else harmful_head.state_dict(),
+            })  # fmt: skip
+
+    stride = max(1, steps // training.evaluate)
+    pairs = zip(
+        first.batches(done, steps),
+        second.batches(done, steps) if second else itertools.repeat(None),
+        strict=False,
+    )
+    for step, (batch, other) in enumerate(pairs, done):
+        torch.manual_seed(1_000_003 * seed + step)
+        if training.augment:
+            generator = torch.Generator(where).manual_seed(1_000_003 * seed + step)
+            batch = augmented(batch[0], generator), batch[1]
+            other = None if other is None else (augmented(other[0], generator), other[1])
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * training.factor(step, steps)
+        values = engine.gradients(batch, other)
+        norm = fabric.clip_gradients(module, optimizer, max_norm=training.clip)
+        if not (math.isfinite(float(norm)) and all(map(math.isfinite, values.values()))):
+            raise _diverged(step, values, path)
+        optimizer.step()
+        tracker.log(
+            step, {**values, "gradient": float(norm), "rate": optimizer.param_groups[0]["lr"]}
+        )
+        progress("training", (step + 1) / steps)
+        if (step + 1) % stride and step + 1 < steps:
+            continue
+        figures = measure(step + 1)
+        history.append(figures)
+        score = merit(figures, history[0], judge, training.tolerance)
+        if score > best["merit"]:
+            best = {"step": step + 1, "merit": score, "model": checkpoints.model_state(inner)}
+        keep(step + 1)
+        tracker.log(step, {f"held out/{name}": value for name, value in figures.items()})
+        since = sum(row["step"] > best["step"] for row in history)
+        if training.patience and best["model"] is not None and since >= training.patience:
+            break
+
+    if best["model"] is None:
+        notes.append(
+            "no evaluation kept the held-out primary score within the tolerance; these are the "
+            "last weights."
+        )
+        warnings.warn(notes[-1], stacklevel=2)
+        best = {"step": history[-1]["step"], "model": checkpoints.model_state(inner)}
+    tracker.close()
+    tapped.close()
+    result = copy.deepcopy(cut.model)
+    result.load_state_dict({_plain(name): tensor for name, tensor in best["model"].items()})
+    return Fit(
+        result.eval(), history, best["step"], engine.weights, history[-1]["step"],
+        time.perf_counter() - began, notes,
+    )  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    """A parameter's name in the plain model."""
+    return name.replace("_forward_module.", "").removeprefix("module.").removeprefix("model.")
+
+
+def _count(task: Task) -> int:
+    count = len(task.train.dataset()[0])  # type: ignore[arg-type]
+    if count < 20:
+        raise InputError(f"{task.name}: {count} training samples; a tenth of them is held out.")
+    return count
+
+
+def _trainable(cut: Cut, training: Training) -> set[str]:
+    """Freeze all parameters but the chosen ones and the head; return the chosen names."""
+    names = set(cut.parameters_named(training.layers))
+    for name, parameter in cut.model.named_parameters():
+        parameter.requires_grad_(
+            name in names or (cut.head is not None and name.startswith(f"{cut.head}."))
+        )
+    return names
+
+
+def _set_mode(model: nn.Module, training: Training, pretraining: bool) -> None:
+    """Evaluation mode (no dropout) when immunizing; BatchNorm by choice where it is trained."""
+    model.train(pretraining)
+    for module in model.modules():
+        if isinstance(module, BATCHNORM):
+            module.train(training.batchnorm == "update" and _trains(module))
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters())
+
+
+def _check(cut: Cut, harmful: Task | None, training: Training) -> list[str]:
+    """Warn of a Gram with too few samples; return what the record should say."""
+    if harmful is None:
+        return []
+    size = min(training.harmful_batch, _count(harmful))
+    if size > cut.width:
+        return []
+    note = (
+        f"{size} harmful samples a step in {cut.width} dimensions: the Gram is rank-deficient and "
+        f"a probe explains any labels. Raise harmful_batch (and accumulate) above {cut.width}."
+    )
+    warnings.warn(note, RankWarning, stacklevel=3)
+    return [note]
+
+
+def _optimizer(training: Training, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=training.rate, momentum=0.9, nesterov=True)
+    return torch.optim.AdamW(groups, lr=training.rate)
+
+
+def _encoder(harmful: Task | None) -> Callable[[Tensor], Tensor]:
+    """Harmful labels (positions or targets) to a float64 matrix."""
+    if harmful is None or harmful.kind == "regression":
+        return lambda labels: labels.double()
+    classes = harmful.outputs
+    return lambda labels: nn.functional.one_hot(labels, classes).double()
+
+
+def _diverged(step: int, values: dict[str, float], folder: Path | None) -> NumericalError:
+    bad = [name for name, value in values.items() if not math.isfinite(value)]
+    kept = folder is not None and (folder / checkpoints.NAME).exists()
+    return NumericalError(
+        f"training diverged at step {step}: {' and '.join(bad) or 'the gradient'} is not finite. "
+        "Lower the rate, the weights or clip. "
+        + (f"The last good checkpoint is {folder / checkpoints.NAME}." if folder and kept else "")
+    )
+
+
+def _fingerprint(
+    cut: Cut, primary: Task, harmful: Task | None, training: Training, seed: int
+) -> str:
+    """What a checkpoint must agree with to be resumed: settings, sizes, starting weights."""
+    total = hashlib.sha256(json.dumps([asdict(training), seed], default=str).encode())
+    for task in (primary, harmful):
+        total.update(repr(None if task is None else (task.name, _count(task))).encode())
+    for name, tensor in cut.model.state_dict().items():
+        total.update(name.encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()
