@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 import warnings
@@ -24,13 +25,15 @@ from immunis.attacks.search import search
 from immunis.describe import describe
 from immunis.errors import InputError, RankWarning, SettingsError
 from immunis.features import Cut, cut, untrained
-from immunis.immunize import immunize
+from immunis.lineup import original as original_of
+from immunis.lineup import variants
 from immunis.measure import data_figures
 from immunis.reading import Reader, chance_of, samples_of
 from immunis.recipes import Recipe
 from immunis.records import Record
 from immunis.sweeps import Job, key_of, sweep
 from immunis.tasks import Task
+from immunis.training import Hardware
 from immunis.verdict import predictors, summarise, worst_case
 
 CONTROL, SCRATCH = "untrained", "from scratch"
@@ -105,7 +108,8 @@ def audit(
 
     Args:
         models: by name, ``original`` among them: modules in evaluation mode, matrices θ, pairs
-            ``(extractor, head)`` or results of ``immunize``.
+            ``(extractor, head)`` or results of ``immunize``; or a list with one of these for
+            each seed, for a defence that was itself made with several seeds.
         primary: the task the models are for.
         harmful: the attacker's task: training data of their own, and test data.
         transfer: harmless other tasks that should stay learnable.
@@ -120,7 +124,7 @@ def audit(
         workers: processes.
         cluster: address of a Ray cluster.
         folder: where finished attacks are kept, to resume an interrupted audit.
-        device: where models are read and fine-tuned; anything but ``cpu`` wants one worker.
+        device: where models are read and fine-tuned; several workers share an accelerator.
         progress: called with what was done and the share of the whole.
 
     Raises:
@@ -146,11 +150,16 @@ def audit(
     samples = samples_of(harmful)
     example = torch.from_numpy(samples.train.inputs[:2])
     cuts = {
-        name: cut(model, example, primary.outputs, head, name).on(device)
+        name: [
+            cut(each, example, primary.outputs, head, name).on(device)
+            for each in _variants(name, model, seeds)
+        ]
         for name, model in models.items()
     }
-    fresh = {seed: untrained(cuts[original], seed) for seed in range(seeds)}
-    lineup = [(name, cuts[name], seed) for name in cuts for seed in range(seeds)]
+    fresh = {seed: untrained(cuts[original][0], seed) for seed in range(seeds)}
+    lineup = [
+        (name, of[seed % len(of)], seed) for name, of in cuts.items() for seed in range(seeds)
+    ]
     lineup += [(CONTROL, fresh[seed], seed) for seed in range(seeds)]
     reader = Reader(example)
     progress("reading features", 0.0)
@@ -163,8 +172,9 @@ def audit(
     def enlist(what: str, task: Samples, attack: Attack, name: str, model: Cut, seed: int) -> None:
         layers = tuple(attack.layers(model))
         cache = {layer: reader.read(name, model, task, layer) for layer in layers}
+        sent = model if workers == 1 else model.on("cpu")  # processes move it back themselves
         arena = Arena(
-            model, task.kind, task.outputs, task.train, task.test, cache,
+            sent, task.kind, task.outputs, task.train, task.test, cache,
             reader.flops(model, task) if layers else 0.0, harmless, budget, seed, device,
         )  # fmt: skip
         key = key_of(
@@ -265,27 +275,36 @@ def audit(
 
 
 def audit_recipe(
-    recipe: Recipe, data: str | None = None, attacks: str | Sequence[str] | None = None, **more: Any
+    recipe: Recipe,
+    data: str | None = None,
+    attacks: str | Sequence[str] | None = None,
+    *,
+    hardware: Hardware | None = None,
+    models_folder: str | Path | None = None,
+    progress: Progress = lambda what, share: None,
+    **more: Any,
 ) -> Audit:
-    """Build what a recipe describes, defend it by each of its methods, and audit them all."""
+    """Build what a recipe describes, defend it by each of its methods, and audit them all.
+
+    Trained networks are kept in ``models_folder``; the rest is as in ``audit``.
+    """
     tasks = recipe.tasks(data)
-    model = recipe.extractor(tasks.primary)
     options = dict(recipe.audit)
+    tables = options.pop("methods", [recipe.method] if recipe.method else [])
+    where = hardware, models_folder, progress
+    model = original_of(recipe, tasks, *where)
     models: dict[str, Any] = {"original": model}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RankWarning)  # ranks are reported
-        for table in options.pop("methods", [recipe.method] if recipe.method else []):
-            settings = dict(table)
-            method = settings.pop("name")
+        for table in tables:
+            method = table["name"]
             label = method if method not in models else f"{method} {len(models)}"
-            models[label] = immunize(
-                model, tasks.primary, tasks.harmful, method, seed=recipe.seed, **settings
-            )
+            models[label] = variants(recipe, table, model, tasks, options.get("seeds", 3), *where)
     chosen = attacks or options.pop("attacks", "standard")
     options.pop("attacks", None)
     result = audit(
         models, tasks.primary, tasks.attacker, tasks.transfer, chosen,
-        defender=tasks.harmful, **options, **more,
+        defender=tasks.harmful, progress=progress, **options, **more,
     )  # fmt: skip
     return Audit(result.record.with_settings(recipe=recipe.to_dict()))
 
@@ -293,6 +312,7 @@ def audit_recipe(
 def run_attack(name: str, arena: Arena, trials: int | None) -> dict[str, Any]:
     """Run one attack on one arena; what fails is recorded as failed, with the reason."""
     attack, started = ATTACKS[name], time.perf_counter()
+    arena = dataclasses.replace(arena, cut=arena.cut.on(arena.device))
     try:
         outcome = search(attack, arena, trials)
     except NotApplicableError as reason:
@@ -311,6 +331,15 @@ def run_attack(name: str, arena: Arena, trials: int | None) -> dict[str, Any]:
         "seconds": time.perf_counter() - started,
         "notes": outcome.notes,
     }
+
+
+def _variants(name: str, model: Any, seeds: int) -> list[Any]:
+    """A model as a list: of itself, or of one for each seed."""
+    if not isinstance(model, list):
+        return [model]
+    if len(model) != seeds:
+        raise InputError(f"{name}: {len(model)} models came for {seeds} seeds; give one for each.")
+    return model
 
 
 def _check_device(device: str) -> None:

@@ -53,6 +53,10 @@ Json = Annotated[
     bool, typer.Option("--json", help="Print the record as JSON on stdout, and nothing else.")
 ]
 
+Device = Annotated[str, typer.Option(help="cpu, cuda, mps or auto: where models run.")]
+Devices = Annotated[int, typer.Option(min=1, help="Devices of this machine to train on.")]
+Precision = Annotated[str, typer.Option(help="32-true, bf16-mixed, ...: of training.")]
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -136,56 +140,92 @@ def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json
 
 
 @app.command()
-def immunize(recipe: Recipe, data: Data = None, output: Output = None, json: Json = False) -> None:
-    """Immunize a linear extractor as a recipe says; write weights, record and card."""
-    from safetensors.torch import save
+def immunize(
+    recipe: Recipe,
+    data: Data = None,
+    output: Output = None,
+    device: Device = "cpu",
+    devices: Devices = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    strategy: Annotated[str, typer.Option(help="auto, ddp or fsdp.")] = "auto",
+    precision: Precision = "32-true",
+    compiled: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint in the output folder.")
+    ] = False,
+    wandb: Annotated[str | None, typer.Option(help="Weights & Biases project.")] = None,
+    json: Json = False,
+) -> None:
+    """Immunize a model as a recipe says; write weights, configuration, record and cards.
 
+    A network is trained, on one device or many; torchrun and fabric run work too.
+    """
     from immunis.card import render
     from immunis.errors import SettingsError
-    from immunis.immunize import immunize as run
+    from immunis.export import export, weights
+    from immunis.lineup import defended, original
+    from immunis.processes import rank
     from immunis.recipes import load_recipe
     from immunis.records import check_folder, make_folder, write_bytes, write_text
-    from immunis.tables import immunize_table, number
+    from immunis.tables import immunize_table, rir_sentence
 
     chosen = load_recipe(recipe)
-    settings = dict(chosen.method)
-    if not settings:
+    if not chosen.method:
         raise SettingsError(f"recipe {recipe} has no [method]; add one (see: immunis list).")
-    method = settings.pop("name")
+    method = chosen.method["name"]
+    hardware = _hardware(device, devices, nodes, strategy, precision, compiled)
     folder = check_folder(output or f"immunis-runs/{chosen.name}-{method}")
-    with _bar(f"immunize {chosen.name}", json) as bar:
+    state = make_folder(folder / "training") if chosen.training else None
+    kept = {"kept": f"the same command with --resume goes on from {state}."} if state else {}
+    with _bar(f"immunize {chosen.name}", json, **kept) as bar:
         tasks = chosen.tasks(data)
-        result = run(
-            chosen.extractor(tasks.primary),
-            tasks.primary,
-            tasks.harmful,
-            method,
-            seed=chosen.seed,
-            progress=lambda share: bar(f"{chosen.name}: {method}", share),
-            **settings,
+        model = original(chosen, tasks, hardware, state, bar)
+        result = defended(
+            chosen,
+            chosen.method,
+            model,
+            tasks,
+            hardware=hardware,
+            folder=state,
+            resume=resume,
+            wandb=wandb,
+            progress=bar,
         )
         record = result.record.with_settings(recipe=chosen.to_dict())
         card = render(record)
-    make_folder(folder)
-    paths = [
-        write_bytes(folder / "model.safetensors", save(result.model.state_dict())),
-        write_bytes(folder / "head.safetensors", save(result.head.state_dict())),
-        record.save(folder / "record.json"),
-        write_text(folder / "card.html", card),
-    ]
+    if rank() > 0:
+        return
+    paths = export(result.model, record, folder)
+    paths.append(write_text(folder / "card.html", card))
+    if not chosen.training:
+        paths.append(write_bytes(folder / "head.safetensors", weights(result.head)))
     if json:
         typer.echo(record.to_json())
         return
     _print(immunize_table(record))
-    f = record.figures
-    out.print(
-        f"RIR = {number(f['rir']['value'])} against the given extractor, of at most "
-        f"{number(f['ceiling'])}; against the inputs themselves "
-        f"{number(f['rir_against_inputs']['value'])}, of at most "
-        f"{number(f['ceiling_against_inputs'])}",
-        highlight=False,
-    )
+    out.print(rir_sentence(record), highlight=False)
     _where(*paths)
+
+
+def _hardware(
+    device: str, devices: int, nodes: int, strategy: str, precision: str, compiled: bool
+) -> Any:
+    """Hardware settings, checked before anything is loaded."""
+    from typing import get_type_hints
+
+    from immunis.settings import check
+    from immunis.training import Hardware
+
+    values = {
+        "device": device,
+        "devices": devices,
+        "nodes": nodes,
+        "strategy": strategy,
+        "precision": precision,
+        "compile": compiled,
+    }
+    check(values, get_type_hints(Hardware), "the command line")
+    return Hardware(**values)  # type: ignore[arg-type]
 
 
 @app.command()
@@ -201,7 +241,8 @@ def audit(
     cluster: Annotated[
         str | None, typer.Option(help="Ray cluster: ray://HOST:PORT, or local. Extra: cluster.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...: where models run.")] = "cpu",
+    device: Device = "cpu",
+    precision: Precision = "32-true",
     json: Json = False,
 ) -> None:
     """Run attacks against a model, its defences and its controls; the worst case leads.
@@ -231,7 +272,9 @@ def audit(
             workers=workers,
             cluster=cluster,
             folder=folder / "attacks",
+            models_folder=folder / "models",
             device=device,
+            hardware=_hardware(device, 1, 1, "auto", precision, False),
             progress=bar,
         )
     path = result.record.save(folder / "record.json")

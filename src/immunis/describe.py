@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,26 @@ BROKEN = 0.1  # share of the original's primary score above chance below which a
 
 
 def describe(
-    cuts: Mapping[str, Cut], primary: Task, harmful: Samples, reader: Reader, original: str
+    cuts: Mapping[str, Sequence[Cut]],
+    primary: Task,
+    harmful: Samples,
+    reader: Reader,
+    original: str,
 ) -> dict[str, Any]:
-    """Primary score, κ, RIR against the original and ρ of every model."""
+    """Primary score, κ, RIR against the original and ρ of every model.
+
+    A model in several variants is described by their means (geometric for κ), and
+    each of them beside it.
+    """
     held = samples_of(primary) if primary.test is not None else None
     inputs, labels = primary.train.tensors()
     targets = primary.targets(labels)
     chance = chance_of(held) if held is not None else 0.0
-    rows: dict[str, Any] = {}
+    rows: dict[tuple[str, int], Any] = {}
+    variants = {(name, i): model for name, of in cuts.items() for i, model in enumerate(of)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RankWarning)  # ranks are reported
-        for name, model in cuts.items():
+        for (name, number), model in variants.items():
             train = torch.from_numpy(reader.features(name, model, array_of(inputs)))
             moments = gram_of(train, targets)
             features, _ = reader.read(name, model, harmful, "")
@@ -42,7 +51,7 @@ def describe(
             targets_h = encode(labels_h, harmful.kind, harmful.outputs)
             attacked = gram_of(torch.from_numpy(features), targets_h)
             spectra = Spectrum.of(moments), Spectrum.of(attacked)
-            rows[name] = {
+            rows[name, number] = {
                 "primary": _primary_score(name, model, moments, held, reader),
                 "kappa_primary": _kappa(spectra[0]),
                 "kappa_harmful": _kappa(spectra[1]),
@@ -51,14 +60,30 @@ def describe(
                 "dimension": spectra[0].dimension,
                 "rho": rho_of_gram(attacked),
             }
-    base = rows[original]
-    for row in rows.values():
+    merged = {name: _merged([rows[name, i] for i in range(len(of))]) for name, of in cuts.items()}
+    base = merged[original]
+    for row in (*merged.values(), *rows.values()):
         row["rir"] = (row["kappa_harmful"] / base["kappa_harmful"]) / (
             row["kappa_primary"] / base["kappa_primary"]
         )
         bar = chance + BROKEN * (base["primary"] - chance) if base["primary"] is not None else None
         row["broken"] = bar is not None and row["primary"] <= bar
-    return rows
+    for name, of in cuts.items():
+        if len(of) > 1:
+            merged[name]["variants"] = [rows[name, i] for i in range(len(of))]
+            merged[name]["broken"] = any(row["broken"] for row in merged[name]["variants"])
+    return merged
+
+
+def _merged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One row for several variants of a model."""
+    found = dict(rows[0])
+    for key in ("kappa_primary", "kappa_harmful"):
+        found[key] = math.exp(sum(math.log(row[key]) for row in rows) / len(rows))
+    for key in ("primary", "rho"):
+        values = [row[key] for row in rows]
+        found[key] = None if None in values else sum(values) / len(values)
+    return found
 
 
 def _kappa(spectrum: Spectrum) -> float:

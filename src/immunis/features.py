@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -300,6 +301,15 @@ def _stages(whole: Cut, example: Tensor) -> tuple[tuple[str, ...], tuple[str, ..
     stages = [name for name in names if not isinstance(model.get_submodule(name), NORMS)]
     behind = names[names.index(stages[-1]) + 1 :] if stages else []
     return tuple(stages), tuple(behind)
+
+
+def state_digest(model: nn.Module) -> str:
+    """Hash of a model's whole state: names, and every bit of every tensor."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        total.update(name.encode() + raw.tobytes())
+    return total.hexdigest()
 
 
 def reinitialise(module: nn.Module, seed: int) -> None:

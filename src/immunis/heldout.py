@@ -14,7 +14,7 @@ from immunis.attacks.ridge import ridge_probe
 from immunis.gram import gram_of
 from immunis.regularizers import rho_of_gram
 from immunis.spectrum import quiet_spectrum
-from immunis.streams import Rows, Stream
+from immunis.streams import Rows, Stream, spread
 
 Read = Callable[[Tensor], tuple[Tensor, Tensor]]
 SAMPLES, RIDGE = 4096, 1e-2
@@ -49,8 +49,8 @@ class HeldOut:
         task = self.harmful.task
         held, held_labels = self._read(self.harmful, self.rows[1], read, 1)
         size = max(SAMPLES, 4 * held.shape[1])
-        seen, seen_labels = self._read(self.harmful, _spread(self.harmful.rows, size), read, 1)
-        own, _ = self._read(self.primary, _spread(self.primary.rows, size), read, 1)
+        seen, seen_labels = self._read(self.harmful, spread(self.harmful.rows, size), read, 1)
+        own, _ = self._read(self.primary, spread(self.primary.rows, size), read, 1)
         moments = gram_of(seen, encode(seen_labels, task.kind, task.outputs))
         spectra = quiet_spectrum(gram_of(own)), quiet_spectrum(moments)
         weights, bias = ridge_probe(moments, RIDGE)
@@ -69,11 +69,6 @@ class HeldOut:
     def _read(self, stream: Stream, rows: Rows, read: Read, which: int) -> tuple[Tensor, Tensor]:
         found = [(read(inputs)[which].float().cpu(), y.cpu()) for inputs, y in stream.subset(rows)]
         return torch.cat([z for z, _ in found]), torch.cat([y for _, y in found])
-
-
-def _spread(rows: Rows, size: int) -> Rows:
-    """At most ``size`` of the rows, evenly spread."""
-    return rows[torch.linspace(0, len(rows) - 1, min(size, len(rows))).round().long()]
 
 
 def rir(figures: dict[str, Any], start: dict[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""Immunize a linear extractor: any method in, a plain layer and its primary head out."""
+"""Immunize an extractor, linear or deep: any method in, a plain model and its primary head out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from immunis.defend import NetworkRun, defend
 from immunis.errors import InputError
 from immunis.features import Cut, cut
 from immunis.gram import gram
@@ -30,6 +32,7 @@ from immunis.metrics import (
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
 from immunis.tasks import Split, Task
+from immunis.training import Hardware, Training
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Immunized:
     model: nn.Module
     head: nn.Linear
     exact: bool
-    _run: _Run
+    _run: _Run | NetworkRun
 
     @cached_property
     def record(self) -> Record:
@@ -60,21 +63,33 @@ def immunize(
     harmful: Task,
     method: str = "erase",
     *,
-    head: nn.Linear | None = None,
+    head: nn.Linear | str | None = None,
+    training: Training | Mapping[str, Any] | None = None,
+    hardware: Hardware | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    wandb: str | None = None,
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
     **settings: Any,
 ) -> Immunized:
-    """Change a linear extractor so that the harmful task is hard and the primary one is not.
+    """Change an extractor so that the harmful task is hard and the primary one is not.
 
     Args:
-        model: a square, invertible ``nn.Linear`` or matrix θ (features are ``xᵀθ``); or a
-            network in evaluation mode whose features come out of a linear layer, into which
-            the linear map found for its features is folded.
+        model: a square, invertible ``nn.Linear`` or matrix θ (features are ``xᵀθ``); or any
+            network that ends in a linear head. With ``training`` (and always for ``probe``)
+            some of its layers are trained; without, a linear map is found for its features
+            and folded into the linear layer that they come out of.
         primary: the task that must stay easy.
         harmful: the task that should become hard; the defender's own sample of it.
         method: one of ``immunis list``.
-        head: the primary head to compensate; by default the least-squares head is.
+        head: the primary head to compensate; by default the least-squares head is. For a
+            network that is trained, the name of its head where it cannot be told.
+        training: how to train a network: ``immunis.training.Training``, or its settings.
+        hardware: where to train it; one CPU process by default.
+        folder: where training keeps its checkpoint and curves.
+        resume: go on from the checkpoint in ``folder``.
+        wandb: Weights & Biases project to log training to.
         seed: seeds everything random in the method.
         progress: called with the share of the work done, from 0 to 1.
         **settings: the method's settings; an unknown one is refused with a suggestion.
@@ -92,9 +107,22 @@ def immunize(
     """
     start = time.perf_counter()
     chosen = get_method(method)
+    deep = isinstance(model, nn.Module) and not isinstance(model, nn.Linear)
+    if training is not None or (deep and chosen.solve is None):
+        if isinstance(head, nn.Linear) or not isinstance(model, nn.Module):
+            raise InputError("training takes a network with its head inside; name it with head=.")
+        report = progress or (lambda share: None)
+        network, target, run = defend(
+            model, primary, harmful, method, settings, training, hardware, head=head, seed=seed,
+            folder=folder, resume=resume, wandb=wandb, progress=lambda what, share: report(share),
+        )  # fmt: skip
+        return Immunized(network, target, False, run)
+    if isinstance(head, str):
+        raise InputError(f"head={head!r}: expected nn.Linear; names go with training= only.")
     configured = chosen.configure(settings)
+    assert chosen.solve is not None
     if isinstance(model, nn.Module) and not isinstance(model, nn.Linear):
-        return _immunize_network(model, primary, harmful, method, head, seed, progress, settings)
+        return _fold(model, primary, harmful, method, head, seed, progress, settings)
     theta, bias = _parts(model, primary)
     # A bias makes features affine in x. Then the method works on the features themselves,
     # from θ₀ = I, and its linear map is composed with the layer afterwards.
@@ -111,16 +139,16 @@ def immunize(
     old_head = least_squares_head(features) if head is None else checked_head(head, theta, primary)
     new_head, exact = compensated_head(old_head, rounded, features)
     new_head = new_head.to(layer.weight.device, layer.weight.dtype)
-    run = _Run(
+    done = _Run(
         copy.deepcopy(model), copy.deepcopy(layer), old_head, copy.deepcopy(new_head), exact,
         (primary, harmful), method, dataclasses.asdict(configured), solution.details, seed,
         time.perf_counter() - start,
     )  # fmt: skip
     report(1.0)
-    return Immunized(layer, new_head, exact, run)
+    return Immunized(layer, new_head, exact, done)
 
 
-def _immunize_network(
+def _fold(
     model: nn.Module,
     primary: Task,
     harmful: Task,
@@ -136,7 +164,7 @@ def _immunize_network(
     if whole.last_linear is None:
         raise InputError(
             "the network's features are not the output of a linear layer, so no linear map can be "
-            "folded into it. End the extractor with nn.Linear."
+            "folded into it. End the extractor with nn.Linear, or train it: give training=."
         )
     features = _featurised(primary, whole), _featurised(harmful, whole)
     eye = torch.eye(whole.width, dtype=torch.float64)

@@ -1,14 +1,124 @@
-"""A small network trained on a primary task: something to defend when none is at hand."""
+"""Networks by name, from timm, torchvision or transformers, with weights or without.
+
+And a small one trained on the spot, to have something to defend when none is at hand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from immunis.errors import InputError
+from immunis.errors import InputError, SettingsError
 from immunis.tasks import Task
+
+LIBRARIES = ("timm", "torchvision", "transformers")
+
+
+def named_network(
+    library: str,
+    name: str,
+    classes: int,
+    *,
+    pretrained: bool = False,
+    weights: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """Build a network of a library by its name there, in evaluation mode.
+
+    Args:
+        library: ``"timm"``, ``"torchvision"`` or ``"transformers"``.
+        name: the model's name; for transformers a folder or hub name of a sequence
+            classifier.
+        classes: number of primary classes, the width of the head.
+        pretrained: fetch the library's weights of that name (needs a network).
+        weights: a local file instead: safetensors, or a PyTorch state dict, which is read
+            without unpickling objects.
+        options: further keywords for the library.
+        seed: draws what is not loaded.
+
+    Raises:
+        SettingsError: where the library is missing or does not know the name.
+        InputError: where weights do not fit.
+    """
+    more = dict(options or {})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            if library == "timm":
+                import timm
+
+                model = timm.create_model(name, pretrained=pretrained, num_classes=classes, **more)
+            elif library == "torchvision":
+                import torchvision
+
+                kind = "DEFAULT" if pretrained else None
+                model = torchvision.models.get_model(name, weights=kind, **more)
+                _fit_head(model, classes)
+            else:
+                model = _transformers(name, classes, pretrained, more)
+        except ImportError as error:
+            extra = "text" if library == "transformers" else "vision"
+            raise SettingsError(
+                f"{library} is not installed: pip install 'immunis[{extra}]'"
+            ) from error
+        except (RuntimeError, ValueError, TypeError, KeyError, OSError) as error:
+            raise SettingsError(f"{library} cannot make {name!r}: {str(error)[:300]}") from error
+    if weights is not None:
+        load_weights(model, weights)
+    return model.eval()
+
+
+def _transformers(name: str, classes: int, pretrained: bool, options: dict[str, Any]) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    if pretrained:
+        return AutoModelForSequenceClassification.from_pretrained(
+            name, num_labels=classes, use_safetensors=True, **options
+        )
+    config = AutoConfig.from_pretrained(name, num_labels=classes, **options)
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def _fit_head(model: nn.Module, classes: int) -> None:
+    """Give a torchvision model a head of the wanted width, unless it has one."""
+    name, head = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
+    if head.out_features != classes:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, nn.Linear(head.in_features, classes))
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Load a local safetensors file or state dict into a model; every tensor must fit.
+
+    Raises:
+        InputError: for a file that cannot be read, or is of another model.
+    """
+    import pickle
+
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(path)
+    try:
+        if path.suffix == ".safetensors":
+            state: Any = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = state.get("state_dict", state) if isinstance(state, dict) else state
+    except FileNotFoundError as error:
+        raise InputError(f"cannot read weights {path}: no such file.") from error
+    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise InputError(f"weights {path} cannot be read: {str(error)[:200]}") from error
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"weights {path} are of another model: {reason}") from error
 
 
 def pretrained_mlp(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from immunis.attacks.base import Data, Samples, count_flops
 from immunis.errors import InputError
-from immunis.features import Cut
+from immunis.features import Cut, state_digest
 from immunis.tasks import Split, Task, hash_rows
 
 
@@ -64,9 +64,7 @@ class Reader:
         """
         if id(model) not in self._digests:
             total = hashlib.sha256(repr((model.model, model.head)).encode())
-            for name, tensor in sorted(model.model.state_dict().items()):
-                raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-                total.update(name.encode() + raw.numpy().tobytes())
+            total.update(state_digest(model.model).encode())
             total.update(array_of(self._forward(model, self.example, "")).tobytes())
             self._digests[id(model)] = (model, total.hexdigest())
         return self._digests[id(model)][1]

@@ -29,6 +29,11 @@ def held_out(count: int, share: float) -> tuple[Rows, Rows]:
     return order[size:].sort().values, order[:size].sort().values
 
 
+def spread(rows: Rows, size: int) -> Rows:
+    """At most ``size`` of the rows, evenly spread."""
+    return rows[torch.linspace(0, len(rows) - 1, min(size, len(rows))).round().long()]
+
+
 class Stream:
     """Endless batches of some rows of a task's training data.
 

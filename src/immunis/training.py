@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from immunis import checkpoints
 from immunis.engine import Engine
 from immunis.errors import InputError, NumericalError, RankWarning, SettingsError
-from immunis.features import Cut
+from immunis.features import Cut, state_digest
 from immunis.heldout import HeldOut, merit
 from immunis.objectives.base import Objective
 from immunis.processes import rank
@@ -468,7 +468,5 @@ def _fingerprint(
     total = hashlib.sha256(json.dumps([asdict(training), seed], default=str).encode())
     for task in (primary, harmful):
         total.update(repr(None if task is None else (task.name, _count(task))).encode())
-    for name, tensor in cut.model.state_dict().items():
-        total.update(name.encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    total.update(state_digest(cut.model).encode())
     return total.hexdigest()

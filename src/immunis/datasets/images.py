@@ -46,6 +46,13 @@ class Item:
         return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
 
 
+def _size_of(item: Item) -> int:
+    try:
+        return os.path.getsize(item.source)
+    except OSError:
+        return -1
+
+
 class Images(Dataset):
     """Decoded, resized, normalised images: float32 (3, size, size) and a class.
 
@@ -66,6 +73,15 @@ class Images(Dataset):
         if isinstance(pixels, Corrupt):
             return pixels
         return normalised(pixels), self.items[index].label
+
+    def fingerprint(self) -> str:
+        """Hash of every image's name, encoded size and class, and of the size it is shown at."""
+        total = hashlib.sha256(str(self.size).encode())
+        for item in self.items:
+            bytes_ = item.source if isinstance(item.source, bytes) else None
+            length = len(bytes_) if bytes_ is not None else _size_of(item)
+            total.update(f"{Path(item.name).name} {length} {item.label}\n".encode())
+        return f"files-{total.hexdigest()[:32]}-{len(self)}"
 
     def pixels(self, index: int) -> Tensor | Corrupt:
         """One image as uint8."""

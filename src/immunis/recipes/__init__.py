@@ -22,18 +22,21 @@ from torch import Tensor, nn
 from immunis import datasets
 from immunis.attacks import GROUPS, select
 from immunis.datasets import Tasks
+from immunis.defend import training_of
 from immunis.errors import InputError, SettingsError, unknown
 from immunis.methods import METHODS, Method, get_method
-from immunis.networks import pretrained_mlp
+from immunis.networks import LIBRARIES, named_network, pretrained_mlp
 from immunis.settings import check, fits
 from immunis.tasks import Task
 
 FOLDER = Path(__file__).parent
-MODEL = {
+KINDS: dict[str, Any] = {
     "init": Literal["identity", "random"],
     "weights": str,
     "network": Sequence[int],
+    **dict.fromkeys(LIBRARIES, str),
 }
+MODEL = {**KINDS, "pretrained": bool, "checkpoint": str, "options": dict}
 AUDIT = {
     "attacks": str | Sequence[str],
     "seeds": int,
@@ -49,7 +52,8 @@ SOURCES: dict[str, Callable[..., Tasks]] = {
     "npz": datasets.npz,
     "images": datasets.images,
 }
-SECTIONS = {"name", "seed", "data", "model", "method", "audit"}
+TABLES = ("data", "model", "pretrain", "method", "training", "audit")
+SECTIONS = {"name", "seed", *TABLES}
 
 
 def _folder_key(source: Callable[..., Tasks]) -> bool:
@@ -65,9 +69,13 @@ class Recipe:
         data: the source and its options.
         method: the method's name and settings; empty in a recipe that only measures.
         model: ``{"init": "identity" | "random"}``, ``{"weights": "layer.safetensors"}``, or
-            ``{"network": [128, 64]}`` for a small network pre-trained on the primary task.
+            ``{"network": [128, 64]}`` for a small network pre-trained on the primary task; or
+            ``{"timm": "resnet18"}`` (``torchvision``, ``transformers``) with ``pretrained``, a
+            local ``checkpoint`` and the library's own ``options``.
+        pretrain: settings of ``Training``: the network is trained on the primary task first.
+        training: settings of ``Training``: the method trains the network.
         audit: ``attacks``, ``seeds``, ``budget``, ``trials``, and ``methods``: which defences
-            to compare, each a table with a name and its settings.
+            to compare, each a table with a name, its settings, and ``training`` of its own.
         seed: seeds the initial θ and the method.
         folder: where relative paths in the recipe start.
     """
@@ -77,12 +85,14 @@ class Recipe:
     method: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=lambda: {"init": "identity"})
     audit: Mapping[str, Any] = field(default_factory=dict)
+    pretrain: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     folder: Path = Path(".")
 
     def to_dict(self) -> dict[str, Any]:
         """What a record keeps of the recipe."""
-        parts = {"data": self.data, "model": self.model, "method": self.method, "audit": self.audit}
+        parts = {name: getattr(self, name) for name in TABLES}
         return {**{name: part for name, part in parts.items() if part}, "seed": self.seed}
 
     def tasks(self, data_folder: str | None = None) -> Tasks:
@@ -103,6 +113,18 @@ class Recipe:
             return _read_layer(self.folder / str(self.model["weights"]))
         if "network" in self.model:
             return pretrained_mlp(primary, self.model["network"], seed=self.seed)
+        for library in LIBRARIES:
+            if library in self.model:
+                file = self.model.get("checkpoint")
+                return named_network(
+                    library,
+                    self.model[library],
+                    primary.outputs,
+                    pretrained=self.model.get("pretrained", False),
+                    weights=None if file is None else self.folder / file,
+                    options=self.model.get("options"),
+                    seed=self.seed,
+                )
         dimension = math.prod(primary.input_shape)
         if self.model.get("init", "identity") == "identity":
             return torch.eye(dimension, dtype=torch.float64)
@@ -172,7 +194,7 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
     for key in values:
         if key not in SECTIONS:
             raise unknown(f"key in recipe {path}", key, SECTIONS)
-    for key in ("data", "method", "model", "audit"):
+    for key in TABLES:
         if not isinstance(values.get(key, {}), Mapping):
             raise SettingsError(f"recipe {path}: [{key}] must be a table of settings.")
     data, method = dict(values.get("data", {})), dict(values.get("method", {}))
@@ -189,16 +211,24 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
     for name, parameter in inspect.signature(source).parameters.items():
         if parameter.default is parameter.empty and name not in data:
             raise SettingsError(f"recipe {path}: data source {data['source']!r} needs {name!r}.")
+    training, pretrain = (dict(values.get(key, {})) for key in ("training", "pretrain"))
+    for table in (training, pretrain):
+        training_of(table)
     if method:
-        settings = dict(method)
-        get_method(settings.pop("name", "")).configure(settings)
+        _check_method(method, training, path)
     model = dict(values.get("model", {"init": "identity"}))
     check(model, MODEL, f"[model] of {path}")
-    if len(model) != 1:
-        raise SettingsError(f"recipe {path}: [model] takes one of {', '.join(MODEL)}.")
+    kinds = [key for key in model if key in KINDS]
+    if len(kinds) != 1:
+        raise SettingsError(f"recipe {path}: [model] takes one of {', '.join(KINDS)}.")
+    extra = [key for key in model if key not in KINDS]
+    if extra and kinds[0] not in LIBRARIES:
+        raise SettingsError(f"recipe {path}: [model] {extra[0]} goes with {', '.join(LIBRARIES)}.")
+    if (training or pretrain) and kinds[0] not in (*LIBRARIES, "network"):
+        raise SettingsError(f"recipe {path}: training needs a network in [model].")
     if any(width < 1 for width in model.get("network", (1,))):
         raise SettingsError(f"recipe {path}: widths of the network must be at least 1.")
-    audit = _check_audit(dict(values.get("audit", {})), path)
+    audit = _check_audit(dict(values.get("audit", {})), training, path)
     seed = values.get("seed", 0)
     for given in (seed, data.get("seed", 0)):
         if not fits(given, int) or not 0 <= given < 2**31:
@@ -209,18 +239,27 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
             f"recipe {path}: name={name!r} is used for a folder; use letters, digits, spaces and "
             "any of . _ + - (no leading dot)."
         )
-    return Recipe(name, data, method, model, audit, seed, path.parent)
+    return Recipe(name, data, method, model, audit, pretrain, training, seed, path.parent)
 
 
-def _check_audit(audit: dict[str, Any], path: Path) -> dict[str, Any]:
+def _check_method(table: Mapping[str, Any], training: Mapping[str, Any], path: Path) -> None:
+    settings = dict(table)
+    own = settings.pop("training", {})
+    if not isinstance(own, Mapping):
+        raise SettingsError(f"recipe {path}: training of a method must be a table of settings.")
+    training_of({**training, **own})
+    deep = bool(training) or "training" in table
+    get_method(settings.pop("name", "")).configure(settings, network=deep)
+
+
+def _check_audit(audit: dict[str, Any], training: Mapping[str, Any], path: Path) -> dict[str, Any]:
     check(audit, AUDIT, f"[audit] of {path}")
     select(audit.get("attacks", "standard"))
     for key in ("seeds", "budget", "trials"):
         if audit.get(key, 1) < 1:
             raise SettingsError(f"recipe {path}: [audit] {key}={audit[key]}; need at least 1.")
     for table in audit.get("methods", ()):
-        settings = dict(table)
-        get_method(settings.pop("name", "")).configure(settings)
+        _check_method(table, training, path)
     return audit
 
 

@@ -1,0 +1,182 @@
+"""Immunize a network: train some of its layers on a method's objective, and measure the change."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from immunis.attacks.base import encode
+from immunis.errors import InputError
+from immunis.features import Cut, cut
+from immunis.gram import Gram, gram_of
+from immunis.measure import data_figures, spectrum_figures
+from immunis.methods import get_method
+from immunis.metrics import check_pair, score
+from immunis.processes import world
+from immunis.records import Record
+from immunis.regularizers import rho_of_gram
+from immunis.settings import check
+from immunis.spectrum import quiet_spectrum
+from immunis.streams import Stream, spread
+from immunis.tasks import Task
+from immunis.training import Fit, Hardware, Training, fit
+
+BATCH = 256
+SAMPLES, PER_DIMENSION = 16384, 8
+
+
+@dataclass(frozen=True)
+class NetworkRun:
+    """What a network's record is made from."""
+
+    before: Cut
+    after: Cut
+    fit: Fit
+    tasks: tuple[Task, Task]
+    settings: Mapping[str, Any]
+    hardware: Hardware
+    seed: int
+    seconds: float
+
+    def record(self) -> Record:
+        """Measure the run: RIR_θ₀ (paper, eq. 11), ρ and the primary score, before and after."""
+        primary, harmful = self.tasks
+        device = "cuda" if self.hardware.device != "cpu" and torch.cuda.is_available() else "cpu"
+        moments, scores = {}, {}
+        for when, whole in (("before", self.before), ("after", self.after)):
+            placed = whole.on(device)
+            moments[when] = feature_gram(placed, primary), feature_gram(placed, harmful)
+            scores[when] = score(_answers(placed), primary)
+        spectra = {
+            role: {when: quiet_spectrum(pair[index]) for when, pair in moments.items()}
+            for index, role in enumerate(("primary", "harmful"))
+        }
+        factors = {
+            role: pair["after"].condition_number / pair["before"].condition_number
+            for role, pair in spectra.items()
+        }
+        return Record(
+            kind="immunize",
+            name=f"{primary.name} / {harmful.name}: {self.settings['method']}",
+            figures={
+                "rir": {**factors, "value": factors["harmful"] / factors["primary"]},
+                "ceiling": None,  # known for linear extractors only
+                "rir_against_inputs": None,
+                "ceiling_against_inputs": None,
+                "rho": {when: rho_of_gram(pair[1]) for when, pair in moments.items()},
+                "primary_score": {**scores, "split": "test" if primary.test else "train"},
+                "exact_head": False,
+                "spectra": {
+                    role: {when: spectrum_figures(s) for when, s in pair.items()}
+                    for role, pair in spectra.items()
+                },
+                "details": {
+                    "history": self.fit.history,
+                    "best_step": self.fit.best_step,
+                    "steps": self.fit.steps,
+                    "weights": self.fit.weights,
+                    "notes": self.fit.notes,
+                    "training_seconds": self.fit.seconds,
+                    "processes": world(),
+                    "skipped": {t.name: sorted(t.train.corrupt) for t in self.tasks},
+                },
+            },
+            settings={**self.settings, "hardware": dataclasses.asdict(self.hardware)},
+            data=data_figures(primary=primary, harmful=harmful),
+            seed=self.seed,
+            seconds=self.seconds,
+        )
+
+
+def defend(
+    model: nn.Module,
+    primary: Task,
+    harmful: Task,
+    method: str,
+    settings: Mapping[str, Any],
+    training: Training | Mapping[str, Any] | None = None,
+    hardware: Hardware | None = None,
+    *,
+    head: str | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    wandb: str | None = None,
+    progress: Callable[[str, float], None] = lambda what, share: None,
+) -> tuple[nn.Module, nn.Linear, NetworkRun]:
+    """Train a copy of a network as a method says; see ``immunize`` for the arguments."""
+    began = time.perf_counter()
+    chosen = get_method(method)
+    configured = chosen.configure(settings, network=True)
+    how = training if isinstance(training, Training) else training_of(training or {})
+    check_pair(primary, harmful)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"expected a network (nn.Module) to train, got {type(model).__name__}.")
+    plain = copy.deepcopy(model).eval()
+    whole = cut(plain, primary.train.first(2), primary.outputs, head)
+    if whole.head is None:
+        linear = [n for n, m in plain.named_modules() if isinstance(m, nn.Linear)]
+        raise InputError(
+            f"no linear head with {primary.outputs} outputs ends the model, so its primary loss "
+            f"cannot be kept. Name it with head= (linear layers: {', '.join(linear) or 'none'})."
+        )
+    assert chosen.objective is not None
+    result = fit(
+        whole, chosen.objective(configured, whole), primary, harmful, how, hardware,
+        seed=seed, folder=folder, resume=resume, wandb=wandb, progress=progress,
+    )  # fmt: skip
+    after = dataclasses.replace(whole, model=result.model)
+    run = NetworkRun(
+        whole, after.copy(), result, (primary, harmful),
+        {
+            "method": method, **dataclasses.asdict(configured), "training": dataclasses.asdict(how),
+        },
+        hardware or Hardware(), seed, time.perf_counter() - began,
+    )  # fmt: skip
+    device = next(model.parameters()).device
+    new = result.model.to(device).requires_grad_(False)
+    target = new.get_submodule(whole.head)
+    assert isinstance(target, nn.Linear)
+    return new, target, run
+
+
+def training_of(values: Mapping[str, Any]) -> Training:
+    """Build training settings, refusing unknown keys with a suggestion."""
+    check(values, get_type_hints(Training), "[training]")
+    return Training(**values)
+
+
+@torch.no_grad()
+def feature_gram(whole: Cut, task: Task) -> Gram:
+    """Moments of a network's features over a task's training data, streamed.
+
+    Over at most 16,384 samples, or eight per dimension, evenly spread over the data.
+    """
+    stream = Stream(task, BATCH, device=whole.example.device)
+    rows = spread(stream.rows, max(SAMPLES, PER_DIMENSION * whole.width))
+    total: Gram | None = None
+    for inputs, labels in stream.subset(rows, BATCH):
+        features = whole.read(inputs.to(whole.example))[0].float().cpu()
+        part = gram_of(features, encode(labels.cpu(), task.kind, task.outputs))
+        total = part if total is None else total.merge(part)
+    assert total is not None
+    return total
+
+
+def _answers(whole: Cut) -> Callable[[Tensor], Tensor]:
+    @torch.no_grad()
+    def predict(inputs: Tensor) -> Tensor:
+        layer = whole.head_layer
+        assert layer is not None
+        parts = inputs.split(BATCH)
+        return torch.cat([layer(whole.read(x.to(whole.example))[0]).float().cpu() for x in parts])
+
+    return predict

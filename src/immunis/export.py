@@ -1,0 +1,110 @@
+"""Release a model: weights without pickle, its configuration, and a card people can read.
+
+The folder is what Hugging Face, timm and transformers expect: ``model.safetensors`` with a
+metadata block, ``config.json`` and ``README.md``. timm loads it with
+``create_model("local-dir:FOLDER")`` (or from the hub), transformers with ``from_pretrained``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import nn
+
+from immunis._version import __version__
+from immunis.records import Record, make_folder, write_bytes, write_text
+from immunis.tables import immunize_table, number
+
+
+def weights(model: nn.Module, record: Record | None = None) -> bytes:
+    """A model's state as safetensors, with what made it in the metadata block."""
+    metadata = {"format": "pt", "immunis": __version__}
+    if record is not None:
+        metadata |= {
+            "record": record.digest(),
+            "method": str(record.settings.get("method", "")),
+            "name": record.name,
+        }
+    shared: set[int] = set()
+    state = {}
+    for name, tensor in model.state_dict().items():
+        tensor = tensor.detach().cpu().contiguous()
+        state[name] = tensor.clone() if tensor.data_ptr() in shared else tensor
+        shared.add(tensor.data_ptr())
+    return save(state, metadata)
+
+
+def config(model: nn.Module) -> dict[str, Any]:
+    """What a library needs to build the model again: its own configuration where it has one."""
+    own: Any = getattr(model, "config", None)
+    if callable(getattr(own, "to_dict", None)):
+        return {**own.to_dict(), "architectures": [type(model).__name__]}
+    pretrained: Any = getattr(model, "pretrained_cfg", None)
+    if isinstance(pretrained, Mapping):
+        keep = ("input_size", "mean", "std", "interpolation", "crop_pct", "pool_size")
+        first, head = pretrained.get("first_conv"), pretrained.get("classifier")
+        return {
+            "architecture": pretrained["architecture"],
+            "num_classes": getattr(model, "num_classes", None),
+            "num_features": getattr(model, "num_features", None),
+            "pretrained_cfg": {
+                **{key: pretrained[key] for key in keep if pretrained.get(key) is not None},
+                "num_classes": getattr(model, "num_classes", None),
+                "first_conv": first,
+                "classifier": head,
+            },
+        }
+    return {"architectures": [type(model).__name__], "library": "torch"}
+
+
+def readme(record: Record) -> str:
+    """The model card: YAML metadata, what was done, what it changed, what is not claimed."""
+    f = record.figures
+    library = "timm" if "timm" in record.settings.get("recipe", {}).get("model", {}) else "pytorch"
+    tags = "\n".join(f"- {tag}" for tag in ("immunis", "model-immunization"))
+    lines = [
+        "---",
+        f"library_name: {library}",
+        f"tags:\n{tags}",
+        "---",
+        "",
+        f"# {_inline(record.name)}",
+        "",
+        f"Immunized with [immunis](https://pypi.org/project/immunis/) {__version__}, method "
+        f"`{_inline(str(record.settings['method']))}`, seed {record.seed}.",
+        "",
+        immunize_table(record).markdown(),
+        "",
+        f"RIR = {number(f['rir']['value'])} against the given model. κ, ρ and RIR are measured on "
+        "the defender's own data; they do not say what an attacker pays. Run `immunis audit` for "
+        "that. Fine-tuning the whole network, and re-initialising the layers that were changed, "
+        "are known to undo most of this kind of protection.",
+        "",
+        f"Record: `record.json` ({record.digest()[:16]}).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _inline(text: str) -> str:
+    """Text for one line of Markdown, with nothing that would end it or open HTML."""
+    return " ".join(text.split()).replace("`", "'").replace("<", "&lt;")
+
+
+def export(model: nn.Module, record: Record, folder: str | Path) -> list[Path]:
+    """Write a model as a Hugging Face style folder and return the files.
+
+    Raises:
+        OutputError: if the folder cannot be written.
+    """
+    place = make_folder(folder)
+    return [
+        write_bytes(place / "model.safetensors", weights(model, record)),
+        write_text(place / "config.json", json.dumps(config(model), indent=2, default=str) + "\n"),
+        write_text(place / "README.md", readme(record)),
+        record.save(place / "record.json"),
+    ]

@@ -1,0 +1,118 @@
+"""The models of a recipe: the original, pre-trained if need be, and each of its defences.
+
+Trained networks are kept in a folder under a hash of everything that decides them, so that
+an audit, or a second command, trains none of them again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from immunis._version import __version__
+from immunis.datasets import Tasks
+from immunis.defend import training_of
+from immunis.export import weights
+from immunis.features import cut, state_digest
+from immunis.immunize import Immunized, immunize
+from immunis.networks import load_weights
+from immunis.objectives.base import supervised_only
+from immunis.recipes import Recipe
+from immunis.records import make_folder, write_bytes
+from immunis.sweeps import key_of
+from immunis.training import Hardware, fit
+
+Progress = Callable[[str, float], None]
+
+
+def original(
+    recipe: Recipe,
+    tasks: Tasks,
+    hardware: Hardware | None = None,
+    folder: str | Path | None = None,
+    progress: Progress = lambda what, share: None,
+) -> nn.Module | Tensor:
+    """What a recipe defends; pre-trained on its primary task where it says so, and kept."""
+    model = recipe.extractor(tasks.primary)
+    if not recipe.pretrain:
+        return model
+    assert isinstance(model, nn.Module)
+    store = None if folder is None else make_folder(folder)
+    key = key_of(__version__, recipe.model, recipe.pretrain, recipe.data, recipe.seed)
+    path = None if store is None else store / f"original-{key[:16]}.safetensors"
+    if path is not None and path.exists():
+        load_weights(model, path)
+        return model
+    whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs)
+    result = fit(
+        whole, supervised_only(), tasks.primary, None, training_of(recipe.pretrain), hardware,
+        seed=recipe.seed, progress=lambda _, share: progress("pre-training", share),
+    )  # fmt: skip
+    if path is not None:
+        write_bytes(path, weights(result.model))
+    return result.model
+
+
+def defended(
+    recipe: Recipe,
+    table: Mapping[str, Any],
+    model: nn.Module | Tensor,
+    tasks: Tasks,
+    *,
+    seed: int | None = None,
+    hardware: Hardware | None = None,
+    resume: bool = False,
+    folder: str | Path | None = None,
+    wandb: str | None = None,
+    progress: Progress = lambda what, share: None,
+) -> Immunized:
+    """Defend a recipe's model by one of its methods."""
+    settings = dict(table)
+    name = settings.pop("name")
+    own = settings.pop("training", None)
+    training = {**recipe.training, **(own or {})} if recipe.training or own else None
+    return immunize(
+        model, tasks.primary, tasks.harmful, name,
+        training=training, hardware=hardware, folder=folder, resume=resume, wandb=wandb,
+        seed=recipe.seed if seed is None else seed,
+        progress=lambda share: progress(name, share), **settings,
+    )  # fmt: skip
+
+
+def variants(
+    recipe: Recipe,
+    table: Mapping[str, Any],
+    model: nn.Module | Tensor,
+    tasks: Tasks,
+    seeds: int,
+    hardware: Hardware | None = None,
+    folder: str | Path | None = None,
+    progress: Progress = lambda what, share: None,
+) -> Any:
+    """A defence as an audit takes it: one model, or for a trained network one for each seed."""
+    if not recipe.training and "training" not in table:
+        return defended(recipe, table, model, tasks, progress=progress)
+    assert isinstance(model, nn.Module)
+    store = None if folder is None else make_folder(folder)
+    found: list[nn.Module] = []
+    for seed in range(recipe.seed, recipe.seed + seeds):
+        key = key_of(__version__, recipe.to_dict(), dict(table), seed, state_digest(model))
+        path = None if store is None else store / f"{table['name']}-{seed}-{key[:16]}.safetensors"
+        fresh = copy.deepcopy(model)
+        if path is not None and path.exists():
+            load_weights(fresh, path)
+        else:
+            result = defended(
+                recipe, table, model, tasks, seed=seed, hardware=hardware, progress=progress
+            )
+            fresh = result.model
+            if path is not None:
+                record = result.record
+                write_bytes(path, weights(fresh, record))
+                record.save(path.with_suffix(".json"))
+        found.append(fresh.cpu().eval())
+    return found
