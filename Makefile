@@ -5,13 +5,19 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+EXTRAS := .venv-extras
+
+.PHONY: demo test test-extras lint bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/immunis demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/pytest -n 2
+
+# What needs timm, torchvision and transformers: an environment of its own (several GB).
+test-extras: $(EXTRAS)/installed
+	$(EXTRAS)/bin/pytest -n 2 tests/extras
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -33,5 +39,10 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(EXTRAS)/installed: pyproject.toml constraints-extras.txt
+	$(PYTHON) -m venv $(EXTRAS)
+	$(EXTRAS)/bin/pip install --quiet --constraint constraints-extras.txt --editable '.[vision,text,lora]' pytest pytest-xdist
+	touch $@
+
 clean:
-	rm -rf $(VENV) immunis-runs
+	rm -rf $(VENV) $(EXTRAS) immunis-runs

@@ -28,14 +28,13 @@ from immunis.records import write_bytes
 
 FORMAT = 1
 NAME = "checkpoint.pt"
-_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_LOAD = StateDictOptions(full_state_dict=True)
+_FULL = StateDictOptions(full_state_dict=True)
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
     """A model's whole state on the CPU, whatever it is wrapped or sharded by."""
     state: dict[str, Any] = get_model_state_dict(model, options=_FULL)
-    return {name: tensor.clone() for name, tensor in state.items()}
+    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
 
 
 def save(
@@ -86,6 +85,6 @@ def load(
             f"checkpoint {path} is of another run: its settings, data or starting weights differ. "
             "Give the same ones, or another folder."
         )
-    set_model_state_dict(model, theirs, options=_LOAD)
-    set_optimizer_state_dict(model, optimizer, content["optimizer"], options=_LOAD)
+    set_model_state_dict(model, theirs, options=_FULL)
+    set_optimizer_state_dict(model, optimizer, content["optimizer"], options=_FULL)
     return content

@@ -46,6 +46,7 @@ class Training:
             empty for the last stage, ``["*"]`` for all. The head is always trained.
         steps: optimizer steps.
         epochs: passes over the longer of the two tasks, in place of ``steps``.
+        harmful_epochs: passes over the harmful task, which the paper's table counts, instead.
         batch: primary rows per step, over all processes together.
         harmful_batch: harmful rows per step; should exceed the number of features.
         accumulate: parts a step is run in, to save memory; the gradient is exact.
@@ -71,6 +72,7 @@ class Training:
     layers: Sequence[str] = ()
     steps: int | None = None
     epochs: float | None = None
+    harmful_epochs: float | None = None
     batch: int = 256
     harmful_batch: int = 2048
     accumulate: int = 1
@@ -95,7 +97,7 @@ class Training:
         """Check the ranges and the combinations."""
         for name in ("batch", "harmful_batch", "accumulate", "evaluate"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: need >= 1")
-        for name in ("steps", "epochs", "rate", "head_rate", "clip"):
+        for name in ("steps", "epochs", "harmful_epochs", "rate", "head_rate", "clip"):
             value = getattr(self, name)
             require(value is None or 0 < value < math.inf, f"{name}={value}: need > 0")
         for name in ("weight_decay", "head_weight_decay", "patience", "tolerance", "workers"):
@@ -104,21 +106,22 @@ class Training:
         for name in ("label_smoothing", "warmup"):
             require(0 <= getattr(self, name) < 1, f"{name}={getattr(self, name)}: need 0 to 1")
         require(0 < self.held_out < 1, f"held_out={self.held_out}: need 0 < held_out < 1")
-        require(
-            self.steps is None or self.epochs is None,
-            f"steps={self.steps} and epochs={self.epochs}: give one of them",
-        )
+        lengths = [n for n in ("steps", "epochs", "harmful_epochs") if getattr(self, n) is not None]
+        require(len(lengths) <= 1, f"{' and '.join(lengths)} exclude each other: give one")
         require(
             self.accumulate == 1 or self.batchnorm == "freeze",
             "accumulate runs every part twice, which would count twice in BatchNorm statistics: "
             "use batchnorm='freeze' with it",
         )
 
-    def length(self, epoch: int) -> int:
-        """Number of steps, where an epoch has that many."""
+    def length(self, primary: int, harmful: int) -> int:
+        """Number of steps, where an epoch of each task has that many (0 for no task)."""
         if self.steps is not None:
             return self.steps
-        return max(1, round((1.0 if self.epochs is None else self.epochs) * epoch))
+        if self.harmful_epochs is not None:
+            require(harmful > 0, "harmful_epochs needs a harmful task; use epochs or steps")
+            return max(1, round(self.harmful_epochs * harmful))
+        return max(1, round((1.0 if self.epochs is None else self.epochs) * max(primary, harmful)))
 
     def factor(self, step: int, steps: int) -> float:
         """Share of the peak learning rate at a step."""
@@ -258,10 +261,12 @@ def fit(
     second = None
     if harmful is not None:
         second = Stream(harmful, training.harmful_batch, splits["harmful"][0], **options)
-    steps = training.length(max(first.epoch, second.epoch if second else 0))
+    steps = training.length(first.epoch, second.epoch if second else 0)
     held = HeldOut(first, second, (splits["primary"][1], splits.get("harmful", (None, None))[1]))
 
-    module = fabric.setup(tapped)
+    with warnings.catch_warnings():  # newer torch has another word for broadcast_buffers
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers")
+        module = fabric.setup(tapped)
     inner = module._forward_module
     head_names = {f"{start.head}.{n}" for n, _ in start.head_layer.named_parameters()}  # type: ignore[union-attr]
     named = {_plain(n): p for n, p in module.named_parameters() if p.requires_grad}
@@ -350,7 +355,9 @@ def fit(
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * training.factor(step, steps)
         values = engine.gradients(batch, other)
-        norm = fabric.clip_gradients(module, optimizer, max_norm=training.clip)
+        norm = fabric.clip_gradients(
+            module, optimizer, max_norm=training.clip, error_if_nonfinite=False
+        )
         if not (math.isfinite(float(norm)) and all(map(math.isfinite, values.values()))):
             raise _diverged(step, values, path)
         optimizer.step()

@@ -1,0 +1,108 @@
+"""Two gloo processes on one machine: the same gradients and the same run as one process."""
+
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from deep import small_net, tasks
+from immunis.features import cut
+from immunis.methods import get_method
+from immunis.regularizers import feature_hessian, r_ill, r_well, rho
+from immunis.training import Hardware, Training, fit
+
+REGULARIZERS = {
+    "r_well": lambda z, y: r_well(feature_hessian(z, across=True)),
+    "r_ill": lambda z, y: r_ill(feature_hessian(z, across=True)),
+    "rho": lambda z, y: rho(z, y, across=True),
+}
+
+
+def _layer():
+    torch.manual_seed(0)
+    return nn.Linear(6, 5).double()
+
+
+def _data():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 6, generator=generator, dtype=torch.float64)
+    # the first 20 rows hold classes 0 and 1 alone: classes are missing on each process
+    labels = torch.cat([torch.arange(20) % 2, 2 + torch.arange(20) % 2])
+    return x, nn.functional.one_hot(labels, 4).double()
+
+
+def _start(rank, port):
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", RANK=str(rank),
+        LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", GROUP_RANK="0", ROLE_RANK=str(rank),
+        ROLE_WORLD_SIZE="2", TORCHELASTIC_RUN_ID="test",
+    )  # fmt: skip
+    torch.set_num_threads(1)
+
+
+def _gradient(rank, port, folder):
+    _start(rank, port)
+    dist.init_process_group("gloo")
+    x, y = _data()
+    mine = slice(0, 20) if rank == 0 else slice(20, 40)
+    for name, regularizer in REGULARIZERS.items():
+        layer = nn.parallel.DistributedDataParallel(_layer())
+        value = regularizer(layer(x[mine]), y[mine])
+        value.backward()
+        if rank == 0:
+            found = [value.detach(), *(p.grad for p in layer.parameters())]
+            torch.save(found, f"{folder}/{name}.pt")
+    dist.destroy_process_group()
+
+
+def _spawn(call, *arguments):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.start_processes(call, (port, *arguments), nprocs=2, start_method="spawn")
+
+
+def test_two_processes_give_the_gradient_of_the_joined_batch(tmp_path):
+    _spawn(_gradient, str(tmp_path))
+    x, y = _data()
+    for name, regularizer in REGULARIZERS.items():
+        layer = _layer()
+        value = regularizer(layer(x), y)
+        value.backward()
+        value_two, *gradients = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        assert torch.allclose(value_two, value, rtol=1e-12), name
+        for one, two in zip((p.grad for p in layer.parameters()), gradients, strict=True):
+            assert torch.allclose(one, two, rtol=1e-9, atol=1e-12), name
+
+
+def _run(hardware, name="probe", folder=None, **more):
+    primary, harmful = tasks()
+    whole = cut(small_net(), primary.train.first(2), 4)
+    method = get_method(name)
+    objective = method.objective(method.configure(more, network=True), whole)
+    training = Training(steps=4, batch=48, harmful_batch=96, rate=1e-3, optimizer="sgd", evaluate=2)
+    return fit(whole, objective, primary, harmful, training, hardware, folder=folder)
+
+
+def _train(rank, port, folder, name, settings):
+    _start(rank, port)
+    result = _run(Hardware(devices=2, strategy="ddp"), name, folder, **settings)
+    if rank == 0:
+        torch.save(result.model.state_dict(), f"{folder}/model.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("probe", {"attacker_steps": 1, "depths": 2}), ("condition", {}), ("imma", {})],
+)
+def test_two_processes_train_as_one(tmp_path, name, settings):
+    _spawn(_train, str(tmp_path), name, settings)
+    one = _run(Hardware(), name, **settings).model.state_dict()
+    two = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert list(one) == list(two)
+    for key in one:
+        assert torch.allclose(one[key].float(), two[key].float(), atol=2e-5), key
