@@ -164,7 +164,7 @@ def feature_gram(whole: Cut, task: Task) -> Gram:
     rows = spread(stream.rows, max(SAMPLES, PER_DIMENSION * whole.width))
     total: Gram | None = None
     for inputs, labels in stream.subset(rows, BATCH):
-        features = whole.read(inputs.to(whole.example))[0].float().cpu()
+        features = whole.read(inputs)[0].float().cpu()
         part = gram_of(features, encode(labels.cpu(), task.kind, task.outputs))
         total = part if total is None else total.merge(part)
     assert total is not None
@@ -177,6 +177,6 @@ def _answers(whole: Cut) -> Callable[[Tensor], Tensor]:
         layer = whole.head_layer
         assert layer is not None
         parts = inputs.split(BATCH)
-        return torch.cat([layer(whole.read(x.to(whole.example))[0]).float().cpu() for x in parts])
+        return torch.cat([layer(whole.read(x)[0]).float().cpu() for x in parts])
 
     return predict

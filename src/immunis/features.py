@@ -109,6 +109,7 @@ class Cut:
 
     def capture(self, inputs: Tensor, layers: Sequence[str]) -> dict[str, Any]:
         """Run the model once and return what it gave at those of the layers that ran."""
+        inputs = fitting(self.model, inputs)
         found: dict[str, Any] = {}
         aliases = {layer: layer or (f"{self.head}:in" if self.head else "") for layer in layers}
 
@@ -138,6 +139,15 @@ class Cut:
         return found
 
 
+def fitting(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Inputs on the model's device and in its dtype; whole numbers stay so for an embedding."""
+    parameter = next(model.parameters(), torch.zeros(()))
+    words = any(isinstance(module, nn.Embedding) for module in model.modules())
+    if words and not inputs.is_floating_point():
+        return inputs.to(parameter.device)
+    return inputs.to(parameter.device, parameter.dtype)
+
+
 def _linear(model: nn.Module, name: str) -> nn.Linear:
     layer = model.get_submodule(name)
     if not isinstance(layer, nn.Linear):
@@ -155,6 +165,12 @@ def tensor_of(output: Any) -> Tensor:
         if getattr(output, key, None) is not None:
             return getattr(output, key)
     raise InputError(f"the model returns {type(output).__name__}; expected a tensor of features.")
+
+
+def logits_of(output: Any) -> Tensor:
+    """A model's answers: its logits where it names them, else the tensor it returns."""
+    named = getattr(output, "logits", None)
+    return tensor_of(output) if named is None else named
 
 
 def pooled(features: Tensor) -> Tensor:
@@ -221,7 +237,6 @@ def cut(
         found = [n for n, m in modules.items() if m is classifier()]
         head = found[0] if found and isinstance(modules[found[0]], nn.Linear) else None
     whole = Cut(model, head, (), (), None, 0)
-    example = example.to(whole.example)
     try:
         with torch.no_grad():
             if head is None and outputs is not None:

@@ -203,7 +203,7 @@ def _featurised(task: Task, whole: Cut) -> Task:
 
     @torch.no_grad()
     def read(split: Split) -> tuple[Tensor, Tensor]:
-        parts = [(whole.read(x.to(whole.example))[0].cpu(), y) for x, y in split.batches(512)]
+        parts = [(whole.read(x)[0].cpu(), y) for x, y in split.batches(512)]
         return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
 
     return Task(read(task.train), None if task.test is None else read(task.test), task.name)

@@ -120,4 +120,4 @@ class Reader:
 
     @torch.no_grad()
     def _forward(self, model: Cut, inputs: Tensor, layer: str) -> Tensor:
-        return model.read(inputs.to(model.example), (layer,))[0].cpu()
+        return model.read(inputs, (layer,))[0].cpu()

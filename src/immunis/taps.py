@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from immunis.errors import InputError
-from immunis.features import Cut, pooled, tensor_of
+from immunis.features import Cut, fitting, logits_of, pooled, tensor_of
 
 
 class Tapped(nn.Module):
@@ -44,7 +44,7 @@ class Tapped(nn.Module):
     def forward(self, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Run the model once."""
         self._found.clear()
-        answers = tensor_of(self.model(inputs))
+        answers = logits_of(self.model(fitting(self.model, inputs)))
         features = {layer: pooled(tensor_of(self._found[layer])) for layer in self.layers}
         self._found.clear()
         return answers, features

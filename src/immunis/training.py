@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from immunis import checkpoints
 from immunis.engine import Engine
 from immunis.errors import InputError, NumericalError, RankWarning, SettingsError
-from immunis.features import Cut, state_digest
+from immunis.features import Cut, fitting, logits_of, state_digest
 from immunis.heldout import HeldOut, merit
 from immunis.objectives.base import Objective
 from immunis.processes import rank
@@ -288,7 +288,7 @@ def fit(
 
         def teacher(inputs: Tensor) -> Tensor:
             with torch.no_grad(), fabric.autocast():
-                return frozen(inputs).float()
+                return logits_of(frozen(fitting(frozen, inputs))).float()
 
     harmful_head = None
     if objective.head and harmful is not None:

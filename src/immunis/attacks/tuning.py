@@ -37,8 +37,7 @@ class Network(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the attacker's logits."""
-        parameter = self.head.weight
-        return self.head(self.cut.read(inputs.to(parameter.device, parameter.dtype))[0])
+        return self.head(self.cut.read(inputs)[0])
 
 
 def space(arena: Arena) -> dict[str, Sequence[object]]:

@@ -1,0 +1,200 @@
+"""timm and torchvision models: cut, train, export, load where nobody has heard of immunis."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("timm")
+
+from deep import image_task
+from immunis import InputError, SettingsError, audit, immunize
+from immunis.datasets import read_images
+from immunis.export import export, weights
+from immunis.features import cut
+from immunis.lineup import defended, original
+from immunis.networks import load_weights, named_network
+from immunis.recipes import load_recipe
+from immunis.training import Training
+from test_images import write_cars, write_folders
+
+SHORT = Training(steps=2, batch=16, harmful_batch=40, evaluate=1)
+VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2}
+
+
+def pair(size=32):
+    primary = image_task(80, 4, seed=1, name="own", size=size)
+    return primary, image_task(80, 3, seed=2, name="harm", size=size)
+
+
+def resnet():
+    return named_network("timm", "resnet10t", 4)
+
+
+def vit():
+    return named_network("timm", "vit_tiny_patch16_224", 4, options=VIT)
+
+
+@pytest.mark.parametrize(
+    ("build", "head", "layers"),
+    [(resnet, "fc", ["layer4"]), (vit, "head", ["blocks.2", "norm"])],
+)
+class TestTimm:
+    def test_is_cut_at_its_own_head(self, build, head, layers):
+        whole = cut(build(), torch.randn(2, 3, 32, 32), 4)
+        assert whole.head == head
+        assert whole.stages[-1] in ("layer4", "blocks.2")
+        assert whole.parameters_named(layers) == whole.parameters_named([])
+
+    @pytest.mark.filterwarnings("ignore::immunis.RankWarning")
+    @pytest.mark.parametrize("method", ["probe", "condition", "imma"])
+    def test_is_trained_and_comes_back_plain(self, build, head, layers, method, tmp_path):
+        primary, harmful = pair()
+        model = build()
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        training = dataclasses.replace(SHORT, layers=layers)
+        result = immunize(model, primary, harmful, method, training=training)
+        after = result.model.state_dict()
+        assert list(after) == list(before)
+        moved = {key for key in after if not torch.equal(after[key], before[key])}
+        assert moved
+        assert all(key.startswith((*layers, head)) for key in moved)
+        assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+        build().load_state_dict(after)
+
+
+@pytest.mark.filterwarnings("ignore::immunis.RankWarning")
+def test_an_export_loads_in_code_that_never_heard_of_immunis(tmp_path):
+    primary, harmful = pair()
+    result = immunize(resnet(), primary, harmful, "probe", training=SHORT)
+    export(result.model, result.record, tmp_path)
+    x = primary.test.first(3)
+    torch.save((x, result.model(x)), tmp_path / "answers.pt")
+    script = (
+        "import sys, torch, timm; x, y = torch.load(sys.argv[1] + '/answers.pt');"
+        "m = timm.create_model('local-dir:' + sys.argv[1], pretrained=True).eval();"
+        "assert 'immunis' not in sys.modules; assert torch.allclose(m(x), y, atol=1e-5)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    assert json.loads((tmp_path / "config.json").read_text())["architecture"] == "resnet10t"
+    card = (tmp_path / "README.md").read_text()
+    assert card.startswith("---\n")
+    assert "RIR =" in card
+
+
+def test_torchvision_models_are_built_and_cut():
+    model = named_network("torchvision", "resnet18", 4)
+    whole = cut(model, torch.randn(2, 3, 32, 32), 4)
+    assert (whole.head, whole.width, whole.stages[-1]) == ("fc", 512, "layer4")
+
+
+def test_local_weights_are_loaded_and_foreign_ones_refused(tmp_path):
+    (tmp_path / "w.safetensors").write_bytes(weights(resnet()))
+    torch.save({"state_dict": resnet().state_dict()}, tmp_path / "w.pt")
+    for name in ("w.safetensors", "w.pt"):
+        again = named_network("timm", "resnet10t", 4, weights=tmp_path / name, seed=9)
+        assert torch.equal(again.fc.weight, resnet().fc.weight)
+        with pytest.raises(InputError, match="of another model"):
+            load_weights(vit(), tmp_path / name)
+    with pytest.raises(InputError, match="no such file"):
+        load_weights(vit(), tmp_path / "nothing.pt")
+
+
+def test_unknown_models_are_refused():
+    with pytest.raises(SettingsError, match="timm cannot make 'resnet_none'"):
+        named_network("timm", "resnet_none", 4)
+
+
+def test_timm_datasets_are_read(tmp_path, monkeypatch):
+    write_folders(tmp_path, "train")
+    write_folders(tmp_path, "validation")
+    monkeypatch.setenv("IMMUNIS_DATA", str(tmp_path))
+    data = read_images("timm:", "train", 16)
+    assert len(data) == 12
+    assert data[0][0].shape == (3, 16, 16)
+
+
+@pytest.fixture(scope="module")
+def paper_data(tmp_path_factory):
+    base = tmp_path_factory.mktemp("paper")
+    for split in ("train", "val"):
+        write_folders(base / "imagenet", split, each=24)
+    for split in ("train", "test"):
+        write_folders(base / "country211", split, each=24)
+    write_cars(base / "cars", each=60)
+    return base
+
+
+@pytest.mark.filterwarnings("ignore::immunis.RankWarning")
+@pytest.mark.parametrize(
+    "name",
+    ["imagenet-cars-resnet18", "imagenet-country211-resnet18",
+     "imagenet-cars-vit", "imagenet-country211-vit"],
+)  # fmt: skip
+def test_the_papers_deep_rows_run_end_to_end(name, paper_data):
+    """Tiny data in the same layouts, random weights, the real architectures at 32 pixels."""
+    recipe = load_recipe(name)
+    options = {"img_size": 32} if "vit" in name else {}
+    recipe = dataclasses.replace(
+        recipe,
+        data={**recipe.data, "size": 32},
+        model={**recipe.model, "pretrained": False, "options": options},
+        training={**recipe.training, "batch": 8, "harmful_batch": 8, "harmful_epochs": 0.5,
+                  "workers": 0},
+    )  # fmt: skip
+    tasks = recipe.tasks(str(paper_data))
+    result = defended(recipe, recipe.method, original(recipe, tasks), tasks)
+    details = result.record.figures["details"]
+    assert details["steps"] >= 1
+    assert details["weights"]["r_ill"] == recipe.method["lambda_harmful"]
+    trained = recipe.training["layers"][0]
+    kept = named_network(
+        "timm", recipe.model["timm"], 3, options=options, seed=recipe.seed
+    ).state_dict()
+    moved = [k for k, v in result.model.state_dict().items() if not torch.equal(v, kept[k])]
+    assert moved
+    assert all(k.startswith((*recipe.training["layers"], "fc", "head.")) for k in moved)
+    assert any(k.startswith(trained) for k in moved)
+
+
+@pytest.mark.filterwarnings("ignore::immunis.RankWarning")
+def test_a_recipe_pretrains_defends_and_audits_with_a_model_for_each_seed(paper_data, tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(
+        'name = "small"\n[data]\nsource = "images"\nprimary = "imagenet"\nharmful = "country211"\n'
+        "size = 32\nmemory = true\n"
+        '[model]\ntimm = "resnet10t"\n[pretrain]\nlayers = ["*"]\nsteps = 2\nbatch = 16\n'
+        'batchnorm = "update"\n[method]\nname = "probe"\n[training]\nsteps = 2\nbatch = 16\n'
+        'harmful_batch = 16\nevaluate = 1\n[audit]\nattacks = ["ridge", "finetune_last"]\n'
+        "seeds = 2\nbudget = 2\n"
+    )
+    command = [sys.executable, "-m", "immunis.cli", "audit", str(path), "--data", str(paper_data)]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "out")], check=True, capture_output=True, text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert "written:" in done.stdout
+    kept = sorted(p.name.rsplit("-", 1)[0] for p in (tmp_path / "out" / "models").glob("*.safe*"))
+    assert kept == ["original", "probe-0", "probe-1"]
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert len(record["figures"]["models"]["probe"]["variants"]) == 2
+    times = {p: p.stat().st_mtime for p in (tmp_path / "out" / "models").iterdir()}
+    subprocess.run([*command, "-o", str(tmp_path / "out")], check=True, capture_output=True)
+    assert times == {p: p.stat().st_mtime for p in (tmp_path / "out" / "models").iterdir()}
+
+
+@pytest.mark.filterwarnings("ignore::immunis.RankWarning")
+def test_lora_runs_on_a_defended_vit():
+    primary, harmful = pair()
+    attacker = image_task(60, 3, seed=5, name="harm (attacker)", size=32)
+    model = vit()
+    result = immunize(model, primary, harmful, "probe", training=SHORT)
+    found = audit(
+        {"original": model, "probe": [result, result]}, primary, attacker, attacks=["lora"],
+        seeds=2, budget=2, defender=harmful,
+    )  # fmt: skip
+    assert found.record.figures["attacks"]["lora"]["probe"]["status"] == "done"
