@@ -23,7 +23,7 @@ from immunis.attacks.base import (
 )
 from immunis.attacks.search import search
 from immunis.describe import describe
-from immunis.errors import InputError, RankWarning, SettingsError
+from immunis.errors import InputError, RankWarning, SettingsError, unknown
 from immunis.features import Cut, cut, untrained
 from immunis.lineup import original as original_of
 from immunis.lineup import variants
@@ -98,6 +98,7 @@ def audit(
     seeds: int = 3,
     budget: int | None = None,
     trials: int | None = None,
+    space: Mapping[str, Sequence[Any]] | None = None,
     workers: int = 1,
     cluster: str | None = None,
     folder: str | Path | None = None,
@@ -121,6 +122,8 @@ def audit(
         seeds: repeats of each attack, at least 1; intervals need 3.
         budget: largest number of optimizer steps of a run; the preset's if left out.
         trials: settings that optuna tries per attack; the fixed grid if left out.
+        space: values that attacks may search, by setting, to narrow their grids (for example
+            ``{"optimizer": ["adamw"]}``); the record says so.
         workers: processes.
         cluster: address of a Ray cluster.
         folder: where finished attacks are kept, to resume an interrupted audit.
@@ -167,21 +170,25 @@ def audit(
     others = [samples_of(task) for task in transfer]
     harmless = others[0] if others else None
     jobs: dict[str, Job] = {}
+    sent: dict[int, Cut] = {}
     index: dict[tuple[str, str, str, int], str] = {}
 
     def enlist(what: str, task: Samples, attack: Attack, name: str, model: Cut, seed: int) -> None:
         layers = tuple(attack.layers(model))
         cache = {layer: reader.read(name, model, task, layer) for layer in layers}
-        sent = model if workers == 1 else model.on("cpu")  # processes move it back themselves
+        if id(model) not in sent:  # processes move it back to the device themselves
+            sent[id(model)] = model if workers == 1 else model.on("cpu")
         arena = Arena(
-            sent, task.kind, task.outputs, task.train, task.test, cache,
+            sent[id(model)], task.kind, task.outputs, task.train, task.test, cache,
             reader.flops(model, task) if layers else 0.0, harmless, budget, seed, device,
         )  # fmt: skip
         key = key_of(
             __version__, attack.name, reader.digest(model), reader.digest_data(task), seed, budget,
             trials, None if harmless is None else reader.digest_data(harmless),
+            *([dict(space)] if space else []),
         )  # fmt: skip
-        jobs[key] = Job(run_attack, (attack.name, arena, trials), f"{attack.name} on {name}")
+        todo = (attack.name, arena, trials, space)
+        jobs[key] = Job(run_attack, todo, f"{attack.name} on {name}")
         index[what, attack.name, name, seed] = key
 
     for attack in chosen:
@@ -261,6 +268,7 @@ def audit(
                 "budget": budget,
                 "seeds": seeds,
                 "search": "grid" if trials is None else f"optuna, {trials} trials",
+                "space": dict(space or {}),
                 "original": original,
             },
             data=data_figures(
@@ -278,6 +286,7 @@ def audit_recipe(
     recipe: Recipe,
     data: str | None = None,
     attacks: str | Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
     *,
     hardware: Hardware | None = None,
     models_folder: str | Path | None = None,
@@ -286,19 +295,26 @@ def audit_recipe(
 ) -> Audit:
     """Build what a recipe describes, defend it by each of its methods, and audit them all.
 
-    Trained networks are kept in ``models_folder``; the rest is as in ``audit``.
+    ``methods`` names those of the recipe's defences (by name or label) to audit. Trained
+    networks are kept in ``models_folder``; the rest is as in ``audit``.
     """
     tasks = recipe.tasks(data)
     options = dict(recipe.audit)
     tables = options.pop("methods", [recipe.method] if recipe.method else [])
+    labels = [table.get("label", table["name"]) for table in tables]
+    for name in methods or ():
+        if name not in labels:
+            raise unknown("defence of the recipe", name, labels)
     where = hardware, models_folder, progress
     model = original_of(recipe, tasks, *where)
     models: dict[str, Any] = {"original": model}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RankWarning)  # ranks are reported
         for table in tables:
-            method = table["name"]
-            label = method if method not in models else f"{method} {len(models)}"
+            label = table.get("label", table["name"])
+            if methods is not None and label not in methods:
+                continue
+            label = label if label not in models else f"{label} {len(models)}"
             models[label] = variants(recipe, table, model, tasks, options.get("seeds", 3), *where)
     chosen = attacks or options.pop("attacks", "standard")
     options.pop("attacks", None)
@@ -309,12 +325,14 @@ def audit_recipe(
     return Audit(result.record.with_settings(recipe=recipe.to_dict()))
 
 
-def run_attack(name: str, arena: Arena, trials: int | None) -> dict[str, Any]:
+def run_attack(
+    name: str, arena: Arena, trials: int | None, space: Mapping[str, Sequence[Any]] | None = None
+) -> dict[str, Any]:
     """Run one attack on one arena; what fails is recorded as failed, with the reason."""
     attack, started = ATTACKS[name], time.perf_counter()
     arena = dataclasses.replace(arena, cut=arena.cut.on(arena.device))
     try:
-        outcome = search(attack, arena, trials)
+        outcome = search(attack, arena, trials, space)
     except NotApplicableError as reason:
         return {"status": "not applicable", "reason": str(reason)}
     except SettingsError:

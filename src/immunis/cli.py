@@ -237,6 +237,12 @@ def audit(
         str | None,
         typer.Option(help="quick, standard, full, or names separated by commas; the recipe's."),
     ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Some of the recipe's defences, separated by commas.")
+    ] = None,
+    models: Annotated[
+        str | None, typer.Option(help="Folder of trained networks; default OUTPUT/models.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
     cluster: Annotated[
         str | None, typer.Option(help="Ray cluster: ray://HOST:PORT, or local. Extra: cluster.")
@@ -269,10 +275,11 @@ def audit(
             chosen,
             data,
             attacks=attacks,
+            methods=None if methods is None else [name.strip() for name in methods.split(",")],
             workers=workers,
             cluster=cluster,
             folder=folder / "attacks",
-            models_folder=folder / "models",
+            models_folder=models or folder / "models",
             device=device,
             hardware=_hardware(device, 1, 1, "auto", precision, False),
             progress=bar,

@@ -17,7 +17,8 @@ from immunis.spectrum import quiet_spectrum
 from immunis.streams import Rows, Stream, spread
 
 Read = Callable[[Tensor], tuple[Tensor, Tensor]]
-SAMPLES, RIDGE = 4096, 1e-2
+SAMPLES = 4096
+RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
 
 
 class HeldOut:
@@ -39,7 +40,8 @@ class HeldOut:
         """Primary score; κ of both tasks with their rank, ρ, and a ridge probe's score.
 
         ``read(inputs)`` gives answers and features. κ and ρ are over at most 4096 training
-        rows (or four per dimension); the probe is fitted on those and scored held out.
+        rows (or four per dimension); ridge probes are fitted on those, and the score of
+        the best of them on held-out rows counts.
         """
         answers, labels = self._read(self.primary, self.rows[0], read, 0)
         kind = self.primary.task.kind
@@ -53,10 +55,12 @@ class HeldOut:
         own, _ = self._read(self.primary, spread(self.primary.rows, size), read, 1)
         moments = gram_of(seen, encode(seen_labels, task.kind, task.outputs))
         spectra = quiet_spectrum(gram_of(own)), quiet_spectrum(moments)
-        weights, bias = ridge_probe(moments, RIDGE)
-        predicted = held.double() @ weights + bias
+        probes = [ridge_probe(moments, ridge) for ridge in RIDGES]
         return figures | {
-            "probe": score(predicted, held_labels, task.kind),
+            "probe": max(
+                score(held.double() @ weights + bias, held_labels, task.kind)
+                for weights, bias in probes
+            ),
             "rho": rho_of_gram(moments),
             "kappa_primary": spectra[0].condition_number if spectra[0].rank else math.nan,
             "kappa_harmful": spectra[1].condition_number if spectra[1].rank else math.nan,

@@ -42,7 +42,8 @@ def original(
         return model
     assert isinstance(model, nn.Module)
     store = None if folder is None else make_folder(folder)
-    key = key_of(__version__, recipe.model, recipe.pretrain, recipe.data, recipe.seed)
+    data = tasks.primary.train.fingerprint()
+    key = key_of(__version__, recipe.model, recipe.pretrain, data, recipe.seed)
     path = None if store is None else store / f"original-{key[:16]}.safetensors"
     if path is not None and path.exists():
         load_weights(model, path)
@@ -73,6 +74,7 @@ def defended(
     """Defend a recipe's model by one of its methods."""
     settings = dict(table)
     name = settings.pop("name")
+    settings.pop("label", None)
     own = settings.pop("training", None)
     training = {**recipe.training, **(own or {})} if recipe.training or own else None
     return immunize(
@@ -100,8 +102,11 @@ def variants(
     store = None if folder is None else make_folder(folder)
     found: list[nn.Module] = []
     for seed in range(recipe.seed, recipe.seed + seeds):
-        key = key_of(__version__, recipe.to_dict(), dict(table), seed, state_digest(model))
-        path = None if store is None else store / f"{table['name']}-{seed}-{key[:16]}.safetensors"
+        key = key_of(
+            __version__, recipe.data, recipe.training, dict(table), seed, state_digest(model)
+        )
+        stem = f"{table['name']}-{seed}-{key[:16]}"
+        path = None if store is None else store / f"{stem}.safetensors"
         fresh = copy.deepcopy(model)
         if path is not None and path.exists():
             load_weights(fresh, path)

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from immunis.errors import InputError, NumericalError
 from immunis.gram import Gram, symmetric
 from immunis.processes import summed, summed_with_gradient, world
-from immunis.spectrum import Extremes, eigh, extreme_projectors, relative_cutoff
+from immunis.spectrum import eigh, leading_projector, relative_cutoff, trailing_projector
 
 
 def linear_hessian(theta: Tensor, gram: Tensor) -> Tensor:
@@ -80,9 +80,30 @@ def _extreme(u: Tensor, sigma: Tensor, v: Tensor, at: int) -> Tensor:
     return (u[:, ties] * sigma[ties]) @ v[:, ties].T / int(ties.sum())
 
 
-def _on_device(matrix: Tensor) -> Extremes | None:
-    """Both ends of a spectrum without leaving the accelerator, where that is exact enough."""
-    return extreme_projectors(matrix) if matrix.is_cuda else None
+# The same three from projectors, without leaving the accelerator.
+
+
+def _well_of(matrix: Tensor, largest: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    s, p = matrix.detach().to(torch.float64), len(matrix)
+    value = (largest**2 - s.square().sum() / p) / 2
+    return value.to(matrix), (largest * top - s / p).to(matrix)
+
+
+def _ill_of(matrix: Tensor, smallest: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
+    size, k = matrix.detach().to(torch.float64).diagonal().sum(), len(matrix)
+    s, low = matrix.detach().to(torch.float64) / size, smallest / size
+    gap = (s.square().sum() / k - low**2) / 2
+    if float(gap) < 10 * relative_cutoff(k) * float(low**2):
+        return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
+    gradient = (low * bottom - s / k) / gap**2 / size**3
+    return (1 / gap / size**2).to(matrix), gradient.to(matrix)
+
+
+def _kappa_of(
+    matrix: Tensor, largest: Tensor, top: Tensor, smallest: Tensor, bottom: Tensor
+) -> tuple[Tensor, Tensor]:
+    ratio = largest / smallest
+    return ratio.to(matrix), ((top - ratio * bottom) / smallest).to(matrix)
 
 
 class _ClosedForm(torch.autograd.Function):
@@ -100,10 +121,8 @@ class _ClosedForm(torch.autograd.Function):
 
 
 def _well(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    if ends := _on_device(matrix):
-        s, p = matrix.detach().to(torch.float64), len(matrix)
-        value = (ends.largest**2 - s.square().sum() / p) / 2
-        return value.to(matrix), (ends.largest * ends.top - s / p).to(matrix)
+    if matrix.is_cuda:
+        return _well_of(matrix, *leading_projector(matrix))
     u, sigma, v = _singular(matrix)
     p = min(matrix.shape)
     scaled = matrix.detach().to("cpu", torch.float64) / p
@@ -131,15 +150,9 @@ def r_well_gradient(matrix: Tensor) -> Tensor:
 
 
 def _ill(matrix: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
-    if rank in (None, len(matrix)) and (ends := _on_device(matrix)):
-        s, k = matrix.detach().to(torch.float64) / ends.largest, len(matrix)
-        low = ends.smallest / ends.largest
-        gap = (s.square().sum() / k - low**2) / 2
-        if float(gap) < 10 * relative_cutoff(k):
-            return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
-        value = 1 / gap / ends.largest**2
-        gradient = (low * ends.bottom - s / k) / gap**2 / ends.largest**3
-        return value.to(matrix), gradient.to(matrix)
+    full = rank in (None, len(matrix))
+    if matrix.is_cuda and full and (end := trailing_projector(matrix)) is not None:
+        return _ill_of(matrix, *end)
     u, sigma, v = _singular(matrix, rank)
     if not len(sigma) or bool(tied(sigma, -1).all()):
         return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
@@ -174,10 +187,9 @@ def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
 
 
 def _kappa(matrix: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
-    if rank in (None, len(matrix)) and (ends := _on_device(matrix)):
-        ratio = ends.largest / ends.smallest
-        gradient = (ends.top - ratio * ends.bottom) / ends.smallest
-        return ratio.to(matrix), gradient.to(matrix)
+    full = rank in (None, len(matrix))
+    if matrix.is_cuda and full and (end := trailing_projector(matrix)) is not None:
+        return _kappa_of(matrix, *leading_projector(matrix), *end)
     u, sigma, v = _singular(matrix, rank)
     if not len(sigma):
         raise InputError("the matrix is zero, so its condition number is undefined.")

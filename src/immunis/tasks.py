@@ -60,6 +60,7 @@ class Split:
         if isinstance(source, TensorDataset) and len(source.tensors) == 2:
             source = source.tensors
         self.corrupt: set[str] = set()
+        self._fingerprint: str | None = None
         self._memory: Batch | None = None
         self._loader: DataLoader | Dataset | None = None
         if isinstance(source, DataLoader | Dataset):
@@ -200,13 +201,18 @@ class Split:
         own = getattr(getattr(self._loader, "dataset", self._loader), "fingerprint", None)
         if callable(own):
             return own()
+        if self._fingerprint is not None:
+            return self._fingerprint
         total, count = 0, 0
         for inputs, labels in self.batches():
             flat = inputs.detach().cpu().to(torch.float64).flatten(1)
             targets = labels.detach().cpu().to(torch.float64).reshape(len(labels), -1)
             for value in hash_rows(torch.cat([flat, targets], dim=1)):
                 total, count = total + value, count + 1
-        return f"{total % (1 << 128):032x}-{count}"
+        found = f"{total % (1 << 128):032x}-{count}"
+        if self._memory is not None:
+            self._fingerprint = found
+        return found
 
 
 def hash_rows(rows: Tensor) -> Iterator[int]:

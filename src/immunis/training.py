@@ -246,6 +246,8 @@ def fit(
     model, names = start.model, _trainable(start, training)
     tapped = Tapped(start, objective.layers)
     _set_mode(model, training, pretraining=harmful is None)
+    if fabric.device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if hardware.compile:
         model.compile()
     notes = _check(start, harmful, training)
@@ -307,7 +309,7 @@ def fit(
         module.eval()
 
         def read(inputs: Tensor) -> tuple[Tensor, Tensor]:
-            answers, features = module(inputs)
+            answers, features = inner(inputs)  # in full precision, also in a mixed run
             return answers, features[""]
 
         figures = {"step": step, **held.measure(read)}
@@ -340,7 +342,7 @@ def fit(
                 "head": {} if harmful_head is None else harmful_head.state_dict(),
             })  # fmt: skip
 
-    stride = max(1, steps // training.evaluate)
+    stride = math.ceil(steps / training.evaluate)
     pairs = zip(
         first.batches(done, steps),
         second.batches(done, steps) if second else itertools.repeat(None),

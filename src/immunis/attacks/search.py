@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,12 @@ def grid(space: Space) -> Iterator[dict[str, Any]]:
         yield dict(zip(space, values, strict=True))
 
 
-def search(attack: Attack, arena: Arena, trials: int | None = None) -> Outcome:
+def search(
+    attack: Attack,
+    arena: Arena,
+    trials: int | None = None,
+    only: Mapping[str, Sequence[Any]] | None = None,
+) -> Outcome:
     """Run an attack over its search space and return the run that validates best.
 
     Among equals the first of the grid wins, so grids begin with their safest value. A
@@ -50,8 +55,18 @@ def search(attack: Attack, arena: Arena, trials: int | None = None) -> Outcome:
         arena: on what.
         trials: None for the whole grid; a number lets optuna choose that many settings
             between the space's ends (extra ``search``).
+        only: values to keep of the space, by setting.
     """
-    space = dict(attack.space(arena))
+    space = {
+        name: [v for v in values if only is None or name not in only or v in only[name]]
+        for name, values in attack.space(arena).items()
+    }
+    for name, values in space.items():
+        if not values:
+            raise SettingsError(
+                f"attack {attack.name!r} searches {name} over "
+                f"{', '.join(map(str, attack.space(arena)[name]))}; space leaves none of them."
+            )
     folds = FOLDS if attack.closed_form and len(arena.train.labels) < FEW else 1
     tried: list[tuple[float, Settings, list[Point]]] = []
 

@@ -83,7 +83,7 @@ def tune(
     budget = arena.budget if settings["schedule"] == "long" else max(1, arena.budget // 4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, budget)
     generator, marks = arena.generator(), set(checkpoints(budget))
-    inputs = tensor(arena.train.inputs)
+    inputs = tensor(arena.train.inputs).to(arena.device)
     labels = arena.labels(arena.train.labels)
     fit = torch.from_numpy(arena.rows[0])
     units = Units(labels[fit], arena.kind)
@@ -154,7 +154,7 @@ def _distillation(outputs: Tensor, soft: Tensor, kind: str) -> Tensor:
 def _augmented(images: Tensor, generator: torch.Generator) -> Tensor:
     """Flip half of the images and shift all by up to an eighth of their size."""
     flip = torch.rand(len(images), generator=generator) < 0.5
-    images = torch.where(flip[:, None, None, None], images.flip(3), images)
+    images = torch.where(flip.to(images.device)[:, None, None, None], images.flip(3), images)
     reach = max(1, images.shape[-1] // 8)
     dy, dx = (int(torch.randint(-reach, reach + 1, (), generator=generator)) for _ in range(2))
     return images.roll((dy, dx), (2, 3))

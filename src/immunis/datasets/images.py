@@ -269,7 +269,7 @@ def images(
     Within each harmful class every second training image is kept from the defender and
     given to the attacker. Images that occur twice are kept once, and those of the test split
     are dropped from training, so that nobody is scored on what they have seen. ``memory``
-    decodes everything once, up front.
+    decodes everything once, up front, in an order that does not depend on the layout.
     """
     if size < 8:
         raise SettingsError(f"size={size}: need at least 8 pixels.")
@@ -278,6 +278,8 @@ def images(
         where = name if name.startswith("timm:") else data_folder(name, folder)
         train = read_images(where, "train", size)
         test = read_images(where, "test", size, getattr(train, "classes", None))
+        if memory:
+            train, test = _in_order(train, name), _in_order(test, name)
         if distinct and isinstance(train, Images) and isinstance(test, Images):
             train = _distinct(train, test, name)
         labels = [i.label for i in train.items] if isinstance(train, Images) else _labels(train)
@@ -307,6 +309,16 @@ def images(
         train, test, labels = parts(transfer, True)
         others = (task(train, test, Path(transfer).name, labels),)
     return Tasks(first, defender, attacker, others)
+
+
+def _in_order(data: Dataset, name: str) -> Images:
+    """Images sorted by class and content, so that the same ones make the same task."""
+    if not isinstance(data, Images):
+        raise SettingsError(f"{name}: memory = true goes with folders and parquet, not with timm.")
+    keyed = [(item.label, hashlib.sha256(item.content()).digest(), item) for item in data.items]
+    return Images(
+        [item for *_, item in sorted(keyed, key=lambda k: k[:2])], data.size, data.classes
+    )
 
 
 def _distinct(train: Images, test: Images, name: str) -> Images:

@@ -43,6 +43,7 @@ AUDIT = {
     "budget": int,
     "trials": int,
     "methods": Sequence[dict],
+    "space": dict,
 }
 SOURCES: dict[str, Callable[..., Tasks]] = {
     "digits": datasets.digits,
@@ -74,8 +75,9 @@ class Recipe:
             local ``checkpoint`` and the library's own ``options``.
         pretrain: settings of ``Training``: the network is trained on the primary task first.
         training: settings of ``Training``: the method trains the network.
-        audit: ``attacks``, ``seeds``, ``budget``, ``trials``, and ``methods``: which defences
-            to compare, each a table with a name, its settings, and ``training`` of its own.
+        audit: ``attacks``, ``seeds``, ``budget``, ``trials``, ``space`` (settings that attacks
+            may search, where not all), and ``methods``: which defences to compare, each a
+            table with a name, its settings, and ``label`` and ``training`` of its own.
         seed: seeds the initial θ and the method.
         folder: where relative paths in the recipe start.
     """
@@ -245,6 +247,8 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
 def _check_method(table: Mapping[str, Any], training: Mapping[str, Any], path: Path) -> None:
     settings = dict(table)
     own = settings.pop("training", {})
+    if not isinstance(settings.pop("label", ""), str):
+        raise SettingsError(f"recipe {path}: label of a method must be text.")
     if not isinstance(own, Mapping):
         raise SettingsError(f"recipe {path}: training of a method must be a table of settings.")
     training_of({**training, **own})
@@ -255,6 +259,9 @@ def _check_method(table: Mapping[str, Any], training: Mapping[str, Any], path: P
 def _check_audit(audit: dict[str, Any], training: Mapping[str, Any], path: Path) -> dict[str, Any]:
     check(audit, AUDIT, f"[audit] of {path}")
     select(audit.get("attacks", "standard"))
+    for key, values in audit.get("space", {}).items():
+        if not isinstance(values, list) or not values:
+            raise SettingsError(f"recipe {path}: [audit.space] {key} must be a list of values.")
     for key in ("seeds", "budget", "trials"):
         if audit.get(key, 1) < 1:
             raise SettingsError(f"recipe {path}: [audit] {key}={audit[key]}; need at least 1.")

@@ -1,0 +1,176 @@
+"""What a regularizer adds to a training step, and whether decoding keeps up with the device.
+
+python benchmarks/deep.py [record.json] [--device cuda]
+
+Each ratio is against the same step (same batches, same forward and backward passes) without
+the regularizer, in the same run. Needs timm. On a CPU the batches are small: a smoke test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import timm
+import torch
+from lightning.fabric import Fabric
+from PIL import Image
+
+from immunis.datasets.images import Images, Item
+from immunis.engine import Engine
+from immunis.features import cut
+from immunis.methods import get_method
+from immunis.objectives.base import SUPERVISED, Objective
+from immunis.records import Record
+from immunis.regularizers import feature_hessian, r_ill, r_well, rho
+from immunis.streams import Stream
+from immunis.taps import Tapped
+from immunis.tasks import Task
+
+CLASSES, HARMFUL_CLASSES, LIMIT = 100, 196, 1.3
+NETWORKS = {
+    512: ("resnet18", {}, ["layer3", "layer4"]),
+    768: ("vit_base_patch16_224", {"img_size": 64, "patch_size": 8}, ["blocks.11", "norm"]),
+}
+
+
+def median_ms(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median wall time of a call, after a warm-up, with the device synchronised."""
+
+    def sync() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    times = []
+    for index in range(repeats + 3):
+        sync()
+        start = time.perf_counter()
+        call()
+        sync()
+        if index >= 3:
+            times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def steps(dimension: int, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> dict:
+    """Milliseconds of a step with each objective, and of the regularizers alone."""
+    name, options, layers = NETWORKS[dimension]
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=CLASSES, **options).eval()
+    whole = cut(model, torch.zeros(2, 3, 64, 64), CLASSES)
+    chosen = set(whole.parameters_named(layers))
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_(key in chosen or key.startswith(f"{whole.head}."))
+    if fabric.device.type == "cuda":
+        model.to(memory_format=torch.channels_last)
+    tapped = fabric.setup(Tapped(whole))
+    body = [p for key, p in model.named_parameters() if key in chosen]
+    device = fabric.device
+    primary = (
+        torch.randn(sizes[0], 3, 64, 64, device=device),
+        torch.randint(CLASSES, (sizes[0],), device=device),
+    )
+    harmful = (
+        torch.randn(sizes[1], 3, 64, 64, device=device),
+        torch.randint(HARMFUL_CLASSES, (sizes[1],), device=device),
+    )
+
+    def encode(labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(labels, HARMFUL_CLASSES).double()
+
+    def step(objective: Objective) -> float:
+        engine = Engine(fabric, tapped, objective, body, encode)
+        return median_ms(lambda: engine.gradients(primary, harmful), device, repeats)
+
+    def plain(view):  # the harmful features take part, so that their backward pass is run too
+        return {SUPERVISED: view.supervised + 0.0 * view.harmful[""].float().sum()}
+
+    methods = {"probe": {"distillation": 0.0}, "condition": {}}
+    found = {"without": step(Objective(plain))}
+    for method, settings in methods.items():
+        chosen_method = get_method(method)
+        configured = chosen_method.configure(settings, network=True)
+        found[method] = step(chosen_method.objective(configured, whole))
+    with torch.no_grad():
+        features = {
+            role: tapped(batch[0])[1][""].float()
+            for role, batch in (("p", primary), ("h", harmful))
+        }
+    targets = encode(harmful[1])
+    found["rho alone"] = median_ms(lambda: rho(features["h"], targets), device, repeats)
+    hessians = {role: feature_hessian(z) for role, z in features.items()}
+    found["r_well alone"] = median_ms(lambda: r_well(hessians["p"]), device, repeats)
+    found["r_ill alone"] = median_ms(lambda: r_ill(hessians["h"]), device, repeats)
+    found["encoding labels"] = median_ms(lambda: encode(harmful[1]), device, repeats)
+    return found
+
+
+def decoding(fabric: Fabric, workers: int, count: int, size: int) -> dict:
+    """Images a second that are decoded, and that the device takes in a forward pass."""
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 255, (40, 50, 3), dtype=np.uint8)
+    picture = Image.fromarray(blocks).resize((500, 400), Image.Resampling.BICUBIC)
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=90)
+    items = [Item(buffer.getvalue(), i % 2, str(i)) for i in range(count)]
+    task = Task(Images(items, size), name="jpeg", classes=2)
+    stream = Stream(task, 128, workers=workers, device=fabric.device)
+    batches = stream.batches(0, count // 128)
+    next(batches)  # workers have started
+    start = time.perf_counter()
+    seen = sum(len(inputs) for inputs, _ in batches)
+    decoded = seen / (time.perf_counter() - start)
+    model = timm.create_model("vit_base_patch16_224", num_classes=CLASSES).eval()
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_(key.startswith(("blocks.11", "norm", "head")))
+    module = fabric.setup(model)
+    inputs = torch.randn(128 if fabric.device.type == "cuda" else 2, 3, 224, 224).to(fabric.device)
+    taken = median_ms(lambda: fabric.backward(module(inputs).sum()), fabric.device, 5)
+    return {"decoded": decoded, "taken": 1000 * len(inputs) / taken, "workers": workers}
+
+
+def main() -> None:
+    """Run, print, and save a record if a path is given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", nargs="?")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    began = time.perf_counter()
+    fast = given.device == "cuda"
+    fabric = Fabric(
+        accelerator=given.device, devices=1, precision="bf16-mixed" if fast else "32-true"
+    )
+    figures: dict = {"steps": {}, "ratios": {}}
+    for dimension in NETWORKS:
+        sizes = (dimension + 128, 2048) if fast else (8, 16)
+        found = steps(dimension, fabric, sizes, 20 if fast else 1)
+        figures["steps"][str(dimension)] = {"sizes": sizes, **found}
+        for method in ("probe", "condition"):
+            ratio = found[method] / found["without"]
+            what = f"a step of `{method}`, D = {dimension}, against the same without it"
+            figures["ratios"][f"{method} {dimension}"] = {
+                "what": what,
+                "ratio": ratio,
+                "target": LIMIT,
+            }
+            print(f"{what}: {ratio:.2f}x (at most {LIMIT}x)")
+        print({key: round(value, 2) for key, value in found.items()})
+    figures["decoding"] = decoding(fabric, given.workers, 6400 if fast else 512, 224)
+    print({key: round(value) for key, value in figures["decoding"].items()}, "images/s")
+    name = torch.cuda.get_device_name() if fast else "CPU"
+    record = Record(
+        kind="bench", name=f"deep networks, {name}", figures=figures,
+        settings={"device": name, "precision": "bf16-mixed" if fast else "32-true"},
+        data={}, seed=0, seconds=time.perf_counter() - began,
+    )  # fmt: skip
+    if given.record:
+        print("written:", record.save(given.record))
+
+
+if __name__ == "__main__":
+    main()
