@@ -84,7 +84,7 @@ def trailing_projector(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     _, bottom = leading_projector(torch.cholesky_inverse(factor))
     smallest = (s * bottom).sum()
-    if not bool(smallest > size * 1e4 * relative_cutoff(len(s))):
+    if not bool(smallest > size * 1e2 * relative_cutoff(len(s))):
         return None
     return smallest, bottom
 

@@ -9,7 +9,8 @@ one decides what an epoch is; the shorter cycles.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,6 +61,10 @@ class Stream:
         self.workers, self.device = workers, torch.device(device)
         self._memory = self.split.tensors() if self.split.in_memory else None
         self._dataset, self._options = self.split.dataset()
+        self._finish: Callable[[Tensor], Tensor] = lambda inputs: inputs
+        if hasattr(self._dataset, "as_raw"):  # pixels travel as bytes and are scaled on arrival
+            source: Any = self._dataset
+            self._dataset, self._finish = source.as_raw(), source.finish
         count = len(self._dataset)  # type: ignore[arg-type]
         self.rows = torch.arange(count) if rows is None else rows
         self.batch = min(batch, len(self.rows))
@@ -122,7 +127,7 @@ class Stream:
             **options,
         )
         for inputs, labels in self.split.checked(loader):
-            inputs = inputs.to(self.device, non_blocking=True)
+            inputs = self._finish(inputs.to(self.device, non_blocking=True))
             yield inputs, self._positions(labels.to(self.device))
 
     def _positions(self, labels: Tensor) -> Tensor:
