@@ -15,6 +15,7 @@ from immunis.records import Record, write_bytes, write_text
 from immunis.tables import (
     audit_table,
     bench_table,
+    brief_table,
     demo_table,
     models_table,
     time_table,
@@ -30,14 +31,20 @@ TABLES = {
     "audit-digit-parity-worst": worst_case_table,
     "audit-digit-parity-models": models_table,
     "bench-audit": time_table,
+    "audit-tiny-imagenet-flowers-resnet18": audit_table,
+    "audit-tiny-imagenet-flowers-resnet18-worst": worst_case_table,
+    "audit-tiny-imagenet-flowers-resnet18-models": models_table,
+    "audit-tiny-imagenet-flowers-resnet18-brief": brief_table,
 }
+PARTS = ("-worst", "-models", "-brief")  # several tables of one record
 FIGURES = {"demo": ("overview",)}
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def record(name: str) -> Record:
     """Load a committed record."""
-    name = name.removesuffix("-worst").removesuffix("-models")  # several tables of one record
+    for part in PARTS:
+        name = name.removesuffix(part)
     return Record.load(ROOT / "results" / f"{name}.json")
 
 

@@ -459,3 +459,41 @@ def test_a_cluster_without_ray_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SettingsError, match=r"immunis\[cluster\]"):
         sweep({"a": Job(square, (1,))}, cluster="local")
+
+
+def _network(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+
+def test_a_defence_may_come_as_one_model_for_each_seed(pair):
+    primary, harmful = pair
+    models = {"original": _network(0), "several": [_network(1), _network(2)]}
+    found = audit(models, primary, harmful, attacks=["ridge"], seeds=2, budget=3)
+    row = found.record.figures["models"]["several"]
+    assert [v["primary"] for v in row["variants"]] != [row["variants"][0]["primary"]] * 2
+    assert row["primary"] == pytest.approx(sum(v["primary"] for v in row["variants"]) / 2)
+    alone = [
+        audit({"original": _network(0), "x": m}, primary, harmful, attacks=["ridge"], seeds=2)
+        for m in models["several"]
+    ]
+    curves = found.record.figures["attacks"]["ridge"]["several"]["score"]["values"]
+    assert curves == [
+        alone[seed].record.figures["attacks"]["ridge"]["x"]["score"]["values"][seed]
+        for seed in range(2)
+    ]
+    with pytest.raises(InputError, match="2 models came for 3 seeds"):
+        audit(models, primary, harmful, attacks=["ridge"], seeds=3)
+
+
+def test_the_searched_space_may_be_narrowed(pair):
+    primary, harmful = pair
+    models = {"original": _network(0)}
+    options = {"attacks": ["finetune_all"], "seeds": 1, "budget": 2}
+    whole = audit(models, primary, harmful, **options).record
+    part = audit(models, primary, harmful, **options, space={"optimizer": ["adamw"]}).record
+    trials = [r.figures["attacks"]["finetune_all"]["original"]["trials"] for r in (whole, part)]
+    assert trials[1] == trials[0] / 2
+    assert part.settings["space"] == {"optimizer": ["adamw"]}
+    with pytest.raises(SettingsError, match="space leaves none of them"):
+        audit(models, primary, harmful, **options, space={"optimizer": ["lion"]})

@@ -187,6 +187,29 @@ def models_table(record: Record) -> Table:
     )
 
 
+BRIEF = ("ridge", "logistic", "mlp", "knn", "earlier_layer")
+
+
+def brief_table(record: Record) -> Table:
+    """One row a model: primary score, RIR, and what the most telling attacks read."""
+    f = record.figures
+    shown = [attack for attack in BRIEF if attack in f["attacks"]]
+    models = {**f["models"], "untrained": {"primary": None, "rir": None}}
+    return Table(
+        record.name,
+        ["model", "primary", "RIR", *shown],
+        [
+            [
+                name,
+                "–" if row["primary"] is None else percent(row["primary"]),
+                number(row["rir"]),
+                *(_score_cell(f["attacks"][attack][name]) for attack in shown),
+            ]
+            for name, row in models.items()
+        ],
+    )
+
+
 def bench_table(record: Record) -> Table:
     """One row a benchmark: how many times as fast as its baseline, and the target."""
     return Table(
