@@ -281,3 +281,23 @@ def test_rho_of_nan_features_is_a_numerical_error():
     z[3, 1] = float("nan")
     with pytest.raises(NumericalError, match="NaN"):
         rho(z, y)
+
+
+def test_the_accelerators_path_agrees_with_the_decomposition():
+    from immunis import regularizers as r
+    from immunis.spectrum import leading_projector, trailing_projector
+
+    z = torch.randn(90, 12, dtype=torch.float64) * torch.logspace(0, -3, 12, dtype=torch.float64)
+    s = r.feature_hessian(z)
+    top, bottom = leading_projector(s), trailing_projector(s)
+    for fast, slow in (
+        (r._well_of(s, *top), r._well(s)),
+        (r._ill_of(s, *bottom), r._ill(s, None)),
+        (r._kappa_of(s, *top, *bottom), r._kappa(s, None)),
+    ):
+        assert torch.allclose(fast[0], slow[0], rtol=1e-8)
+        assert torch.allclose(fast[1], slow[1], rtol=1e-7, atol=1e-9 * float(slow[1].abs().max()))
+    eye = torch.eye(4, dtype=torch.float64)
+    value, gradient = r._ill_of(eye, *trailing_projector(eye))
+    assert float(value) == float("inf")
+    assert not gradient.any()

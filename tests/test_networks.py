@@ -1,0 +1,184 @@
+"""Networks through recipes, the command line, export and local weights."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from deep import small_net, tasks
+from immunis import InputError, SettingsError, immunize
+from immunis.card import render
+from immunis.export import config, export, readme, weights
+from immunis.lineup import original, variants
+from immunis.networks import load_weights, named_network
+from immunis.recipes import check_recipe, load_recipe
+
+TOML = """
+name = "small"
+[data]
+source = "npz"
+primary = "p.npz"
+harmful = "h.npz"
+[model]
+network = [24, 12]
+[method]
+name = "probe"
+[training]
+layers = ["*"]
+steps = 6
+batch = 32
+harmful_batch = 64
+evaluate = 2
+[audit]
+attacks = ["ridge"]
+seeds = 2
+budget = 2
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, classes in (("p", 3), ("h", 2)):
+        y = rng.permutation(np.arange(160) % classes)
+        x = rng.normal(size=(160, 10)) + rng.normal(size=(classes, 10))[y]
+        np.savez(
+            tmp_path / f"{name}.npz", x_train=x[:120], y_train=y[:120], x_test=x[120:],
+            y_test=y[120:],
+        )  # fmt: skip
+    path = tmp_path / "small.toml"
+    path.write_text(TOML)
+    return path
+
+
+def call(*arguments):
+    command = [sys.executable, "-m", "immunis.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_immunize_writes_a_release_folder_and_resumes(recipe, tmp_path):
+    out = tmp_path / "out"
+    done = call("immunize", recipe, "-o", out)
+    assert done.returncode == 0, done.stderr
+    assert "against the given network" in done.stdout
+    names = {p.name for p in out.iterdir()}
+    assert {"model.safetensors", "config.json", "README.md", "record.json", "card.html"} <= names
+    assert (out / "training" / "checkpoint.pt").exists()
+    first = load_file(out / "model.safetensors")
+    again = call("immunize", recipe, "-o", out, "--resume")
+    assert again.returncode == 0, again.stderr
+    second = load_file(out / "model.safetensors")
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_audit_defends_once_for_each_seed(recipe, tmp_path):
+    done = call("audit", recipe, "-o", tmp_path / "out", "--methods", "probe")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert len(record["figures"]["models"]["probe"]["variants"]) == 2
+    wrong = call("audit", recipe, "-o", tmp_path / "out", "--methods", "prob")
+    assert wrong.returncode == 2
+    assert "did you mean 'probe'" in wrong.stderr.replace("\n", " ")
+
+
+def test_hardware_is_checked_before_anything_runs(recipe, tmp_path):
+    done = call("immunize", recipe, "-o", tmp_path / "out", "--strategy", "horovod")
+    assert done.returncode == 2
+    assert "strategy" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_kept_models_are_not_trained_again(recipe, tmp_path):
+    chosen = load_recipe(recipe)
+    data = chosen.tasks()
+    model = original(chosen, data)
+    first = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "models").iterdir()}
+    second = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path / "models").iterdir()}
+    for a, b in zip(first, second, strict=True):
+        assert all(
+            torch.equal(x, y)
+            for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"training": {"rat": 1}}, "did you mean 'rate'"),
+        ({"training": {"steps": 1}, "model": {"init": "identity"}}, "training needs a network"),
+        ({"model": {"network": [4], "pretrained": True}}, "goes with timm"),
+        ({"model": {"timm": "resnet18", "network": [4]}}, "takes one of"),
+        ({"method": {"name": "erase"}, "training": {"steps": 1}}, "trains no network"),
+        ({"method": {"name": "probe", "training": 3}}, "must be a table"),
+        ({"pretrain": {"epochs": -1.0}}, "epochs=-1.0"),
+        ({"audit": {"space": {"rate": 3}}}, "must be a list"),
+        ({"audit": {"methods": [{"name": "probe", "label": 3}]}}, "label"),
+    ],
+)
+def test_recipes_are_checked_before_anything_is_loaded(change, message, tmp_path):
+    values = {
+        "data": {"source": "npz", "primary": "p.npz", "harmful": "h.npz"},
+        "model": {"network": [8, 4]},
+        **change,
+    }
+    with pytest.raises(SettingsError, match=message):
+        check_recipe(values, tmp_path / "r.toml")
+
+
+def test_an_unknown_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(SettingsError, match=r"pip install 'immunis\[vision\]'"):
+        named_network("timm", "resnet18", 4)
+
+
+@pytest.fixture(scope="module")
+def released():
+    training = {"steps": 2, "batch": 32, "harmful_batch": 64, "evaluate": 1}
+    return immunize(small_net(), *tasks(), "probe", training=training)
+
+
+def test_weights_carry_what_made_them(released, tmp_path):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(weights(released.model, released.record))
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["method"] == "probe"
+    assert metadata["record"] == released.record.digest()
+    fresh = small_net(seed=4)
+    load_weights(fresh, path)
+    x = tasks()[0].test.first(3)
+    assert torch.equal(fresh(x), released.model(x))
+
+
+def test_shared_tensors_are_written_out():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    assert len(weights(model)) > 0
+
+
+def test_the_model_card_escapes_what_a_user_supplies(released, tmp_path):
+    import dataclasses
+
+    record = dataclasses.replace(released.record, name="<script>x</script>\n---\nevil: yes")
+    text = readme(record)
+    assert "<script>" not in text
+    assert "\nevil: yes" not in text
+    assert "<script>" not in render(record).split("</head>")[1].split('type="application/json"')[0]
+    export(released.model, released.record, tmp_path)
+    assert config(released.model) == {"architectures": ["Sequential"], "library": "torch"}
+
+
+@pytest.mark.parametrize("content", [b"", b"not weights", b"\x80\x04cos\nsystem\n"])
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_weights_that_cannot_be_read(content, name, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_weights(small_net(), tmp_path / name)
