@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 import sys
 import warnings
 
@@ -344,6 +345,21 @@ def test_resume_without_a_checkpoint_starts_afresh(tmp_path):
 def test_unusable_hardware_is_refused():
     with pytest.raises(SettingsError):
         run("probe", hardware=Hardware(device="cuda" if not torch.cuda.is_available() else "mps"))
+
+
+@pytest.mark.parametrize("hardware", [Hardware(precision="bf16-mixed"), Hardware(compile=True)])
+def test_mixed_precision_and_compilation_train_alike(hardware):
+    if hardware.compile and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on a CPU")
+    plain, other = run("probe"), run("probe", hardware=hardware)
+    assert list(plain.model.state_dict()) == list(other.model.state_dict())
+    rho = [result.history[-1]["rho"] for result in (plain, other)]
+    assert rho[0] == pytest.approx(rho[1], rel=0.05)
+
+
+def test_fsdp_says_that_it_needs_a_gpu():
+    with pytest.raises(SettingsError, match="FSDP"):
+        run("probe", hardware=Hardware(strategy="fsdp"))
 
 
 def test_data_may_come_as_dataset_or_loader_with_the_same_result():

@@ -112,12 +112,11 @@ def decode(content: bytes, size: int) -> Tensor:
             raise InputError(f"{image.width}×{image.height} pixels; at most {MOST_PIXELS}")
         image.draft("RGB", (size, size))  # lets JPEG decode at a smaller scale
         picture = image.convert("RGB")
-    if picture.size != (size, size):
-        scale = size / min(picture.size)
-        wide, high = (max(size, round(side * scale)) for side in picture.size)
-        left, top = (wide - size) // 2, (high - size) // 2
-        picture = picture.resize((wide, high), Image.Resampling.BICUBIC)
-        picture = picture.crop((left, top, left + size, top + size))
+    if picture.size != (size, size):  # only the centre square is resized: the rest costs time
+        side = min(picture.size)
+        left, top = ((length - side) / 2 for length in picture.size)
+        box = (left, top, left + side, top + side)
+        picture = picture.resize((size, size), Image.Resampling.BICUBIC, box)
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 
