@@ -1,3 +1,4 @@
+import importlib.util
 import os
 import sys
 import warnings
@@ -12,6 +13,12 @@ from immunis.datasets import digits
 
 torch.set_num_threads(1)  # the suite runs one process per core
 sys.path.insert(0, str(Path(__file__).parent))
+EXTRAS = {"test_vision.py": ("timm", "torchvision", "peft"), "test_text.py": ("transformers",)}
+collect_ignore = [  # what is not installed; make test-extras has all of it
+    f"extras/{file}"
+    for file, names in EXTRAS.items()
+    if not all(map(importlib.util.find_spec, names))
+]
 
 
 @pytest.fixture(autouse=True)
