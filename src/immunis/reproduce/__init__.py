@@ -1,0 +1,1 @@
+"""The paper's linear experiments, run again and set beside what it printed."""
