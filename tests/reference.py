@@ -200,7 +200,7 @@ def naive_released_step(
         / (
             (features(x_h, settings.ridge_harmful).T @ features(x_h, settings.ridge_harmful)) ** 2
         ).sum()
-    )  # noqa: E501
+    )
     if settings.objective == "r_ill":
         total = settings.lambda_harmful * ill
     elif settings.objective == "opt_kappa":
@@ -209,7 +209,7 @@ def naive_released_step(
     elif settings.objective == "opt_log_kappa":
         total = (
             spectrum(features(x_p, None)).max().log() - spectrum(features(x_h, None)).max().log()
-        )  # noqa: E501
+        )
     else:
         outputs = features(x_p, None) @ omega
         if settings.loss == "squared":

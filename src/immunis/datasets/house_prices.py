@@ -53,7 +53,7 @@ def house_prices(folder: str | Path | None = None, rows: int | None = None) -> T
 
 
 def released_split(path: Path) -> Tasks:
-    """Split the table as the released code does: rows 0 to 199 train, 200 to 299 test, of each zone.
+    """Split the table as the released code does: the first 200 rows of each zone, 100 to test.
 
     The attacker's own rows are those of zone RL from the 300th on, which the paper does not use.
 

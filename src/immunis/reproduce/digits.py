@@ -38,7 +38,7 @@ class Digits:
         return self.images[self.labels == digit]
 
     def against_rest(self, digit: int, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """A digit (label 1) against an even draw of the others (0), from one third of the images."""
+        """A digit (label 1) against an even draw of the others (0), from a third of the images."""
         third = np.arange(len(self.labels)) % 3 == part
         return _balanced(self.images[third], self.labels[third], digit, seed=part)
 

@@ -28,7 +28,7 @@ from immunis.reproduce import loop
 from immunis.reproduce.attackers import ORIGINAL, attack, paid
 from immunis.reproduce.judgement import compare, published
 from immunis.reproduce.measures import Pair, norm_ratios
-from immunis.reproduce.methods import CLOSED, ROWS, Setting
+from immunis.reproduce.methods import CLOSED, ROWS, Found, Setting
 from immunis.sweeps import Job, key_of, sweep
 
 NAME = "house-prices"
@@ -143,17 +143,16 @@ def _one(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str, An
     pair, samples = _pair(tasks), samples_of(tasks.attacker)
     (x_p, y_p), (x_h, _) = tasks.primary.train.tensors(), tasks.harmful.train.tensors()
     eye = torch.eye(x_p.shape[1], dtype=torch.float64)
-    if name == ORIGINAL:
-        found = iter([(CLOSED, eye)])
-    else:
+    found: Found = iter([(CLOSED, eye)])
+    if name != ORIGINAL:
         problem = LinearProblem(
             eye, pair.primary.gram, pair.harmful.gram, (tasks.primary, tasks.harmful)
         )
         chosen = loop.Settings()
-        epochs = settings.epochs
+        stops = settings.epochs
         if ROWS[name].looped:  # one run passes them all
-            epochs = tuple(sorted({*epochs, *(mark for mark in PATH if mark < epochs[-1])}))
-        found = ROWS[name].find(Setting(problem, (x_p, y_p), x_h, chosen, epochs), seed)
+            stops = tuple(sorted({*stops, *(mark for mark in PATH if mark < stops[-1])}))
+        found = ROWS[name].find(Setting(problem, (x_p, y_p), x_h, chosen, stops), seed)
     marks, seeded = _marks(settings.curve), name in ROWS and ROWS[name].seeded
     done: dict[str, Any] = {"path": [], "cells": {}}
     for epochs, theta in found:

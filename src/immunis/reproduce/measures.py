@@ -56,6 +56,7 @@ class Side:
         """What a record keeps of the inputs."""
         return {
             "released": self.released,
+            "released_tenfold": reference_condition_number(100 * self.matrix),
             "honest": self.spectrum.condition_number,
             "relative_error": self.spectrum.relative_error,
             "rank": self.spectrum.rank,

@@ -138,7 +138,10 @@ ROWS: dict[str, Row] = {
         ),
         Row("opt_kappa", "Opt κ", "opt_kappa", _looped("opt_kappa"), looped=True),
         Row("opt_log_kappa", "Opt log κ", "opt_kappa", _looped("opt_log_kappa"), looped=True),
-        Row("algorithm_1", "Algorithm 1, released", "algorithm_1", _looped("algorithm_1"), looped=True),
+        Row(
+            "algorithm_1", "Algorithm 1, released", "algorithm_1", _looped("algorithm_1"),
+            looped=True,
+        ),
         Row(
             "condition", "Algorithm 1, corrected", "algorithm_1",
             _registered("condition", _corrected, True),

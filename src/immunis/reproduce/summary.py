@@ -59,14 +59,13 @@ def summarise_protocol(runs: Runs, names: Sequence[str]) -> dict[str, Any]:
                 "free_directions": run["figures"]["free_directions"],
                 "kappa": [
                     run["figures"][side][kind] for side in ("primary", "harmful") for kind in KINDS
-                ],  # noqa: E501
+                ],
                 "ranks": [run["figures"][side]["rank"] for side in ("primary", "harmful")],
                 "dimension": run["figures"]["primary"]["dimension"],
             }
             for (p, h), run in sorted(fixed.items())
         },
         "identity": _attacked(runs, ORIGINAL),
-        "path": {f"{run['pair'][0]} {run['pair'][1]}": run["path"] for run in runs if run["path"]},
     }
 
 
@@ -89,7 +88,7 @@ def _factors(done: Runs, name: str) -> dict[str, Any]:
 
 
 def _map(done: Runs, name: str, kind: str) -> list[list[float | None]]:
-    """log RIR of each pair (row: primary, column: harmful), mean over seeds; None where not run."""
+    """Log RIR of each pair (row: primary, column: harmful), mean over seeds; None where not run."""
     cells: dict[tuple[int, int], list[float]] = {}
     for run in done:
         value = run["methods"][name]["ratios"][kind]["rir"]
@@ -129,23 +128,14 @@ def _attacked(runs: Runs, name: str) -> dict[str, Any]:
         good = [row[which] for row in each if "score" in row[which]]
         if not good:
             continue
+        curves = np.array([[score for _, score in row["curve"]] for row in good])
         steps = [step for step, _ in good[0]["curve"]]
         found[which] = {
             "score": float(np.mean([row["score"]["median"] for row in good])),
             "lowest": min(row["score"]["median"] for row in good),
             "highest": max(row["score"]["median"] for row in good),
             "multiplier": float(np.median([row["multiplier"] for row in good])),
-            "curve": [
-                [
-                    step,
-                    float(
-                        np.mean(
-                            [dict(map(tuple, row["curve"])).get(step, math.nan) for row in good]
-                        )
-                    ),
-                ]  # noqa: E501
-                for step in steps
-            ],
+            "curve": [list(point) for point in zip(steps, curves.mean(0).tolist(), strict=True)],
             "runs": len(good),
         }
     return found
