@@ -37,10 +37,11 @@ class Table(NamedTuple):
 
 
 _LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$", "{": r"\{",
-    "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "κ": r"$\kappa$",
-    "ρ": r"$\rho$", "ε": r"$\varepsilon$", "±": r"$\pm$", "∞": r"$\infty$", "≫": r"$\gg$",
-    "×": r"$\times$", "−": r"$-$", "–": "--", "²": r"$^2$", "≥": r"$\geq$", "“": "``", "”": "''",
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "κ": r"$\kappa$", "ρ": r"$\rho$", "ε": r"$\varepsilon$", "±": r"$\pm$", "∞": r"$\infty$",
+    "≫": r"$\gg$", "×": r"$\times$", "−": r"$-$", "–": "--", "²": r"$^2$", "≥": r"$\geq$",
+    "“": "``", "”": "''", "…": r"\dots",
 }  # fmt: skip
 
 

@@ -220,7 +220,7 @@ def mnist_path_table(record: Record) -> Table:
             [
                 pair.replace(" ", ", "),
                 *(number({int(p[0]): p[1] for p in path}.get(e)) for e in epochs),
-            ]  # noqa: E501
+            ]
             for pair, path in paths.items()
         ],
     )
