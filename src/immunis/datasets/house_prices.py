@@ -62,15 +62,14 @@ def released_split(path: Path) -> Tasks:
     """
     table = _read(path)
     zone = table["MSZoning"] == "RL"
-    (x_p, y_p), (x_h, y_h) = (
-        _encode(table, keep, target, None)
-        for keep, target in ((~zone, "LotArea"), (zone, "SalePrice"))
-    )
-    if x_p.shape[1] != INPUTS or len(x_p) < TEST or len(x_h) < TEST + TRAIN:
+    inputs, rows = len(table) - 2, (int((~zone).sum()), int(zone.sum()))
+    if inputs != INPUTS or rows[0] < TEST or rows[1] < TEST + TRAIN:
         raise InputError(
-            f"{path}: {x_p.shape[1]} input columns, {len(x_p)} rows outside zone RL and "
-            f"{len(x_h)} inside; the paper's table has {INPUTS}, 309 and 1151. {HOW}"
+            f"{path}: {inputs} input columns, {rows[0]} rows outside zone RL and {rows[1]} inside; "
+            f"the paper's table has {INPUTS}, 309 and 1151. {HOW}"
         )
+    x_p, y_p = _encode(table, ~zone, "LotArea", None)
+    x_h, y_h = _encode(table, zone, "SalePrice", None)
     test = (x_h[TRAIN:TEST], y_h[TRAIN:TEST])
     return Tasks(
         Task((x_p[:TRAIN], y_p[:TRAIN]), (x_p[TRAIN:TEST], y_p[TRAIN:TEST]), "LotArea outside RL"),

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from immunis.tables import number
+
 NEAR = 3.0  # a figure replicates if it lies within this factor of the published one
 LARGE = 10.0  # "RIR ≫ 1": the paper gives no number; we take one order of magnitude
 
@@ -90,6 +92,8 @@ def compare(
         for kind in ("released", "honest")
     }
     judged = judge(said, *(found[kind]["rir"]["mean"] for kind in ("released", "honest")))
+    if tried > len(runs):
+        judged["reason"] += f"; {tried - len(runs)} of {tried} runs diverged"
     return {**found, "diverged": tried - len(runs), **judged}
 
 
@@ -98,4 +102,4 @@ def _times(ratio: float) -> str:
         return "no finite figure"
     if 1 / 1.05 < ratio < 1.05:
         return "the same"
-    return f"{ratio:.2g} times it" if ratio >= 1 else f"1/{1 / ratio:.2g} of it"
+    return f"{number(ratio)} times it" if ratio >= 1 else f"1/{number(1 / ratio)} of it"
