@@ -17,7 +17,7 @@ from torch import Tensor
 from immunis.attacks.base import Arena, Data, Samples
 from immunis.audit import run_attack
 from immunis.features import cut
-from immunis.reading import array_of, chance_of
+from immunis.reading import array_of
 from immunis.verdict import summarise
 
 ATTACKS = ("gd_line_search", "ridge")
@@ -78,6 +78,3 @@ def subset(samples: Samples, rows: int, seed: int) -> Samples:
     kept.sort()
     train = Data(samples.train.inputs[kept], labels[kept])
     return Samples(samples.kind, samples.outputs, train, samples.test)
-
-
-__all__ = ["ATTACKS", "ORIGINAL", "attack", "chance_of", "paid", "subset"]

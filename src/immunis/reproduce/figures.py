@@ -9,6 +9,7 @@ from typing import Any
 from immunis.figures import rendered
 from immunis.records import Record
 from immunis.reproduce.judgement import LARGE, published
+from immunis.spectrum import REFERENCE_SHIFT
 
 COLOURS = {
     "identity": "#000000", "r_ill": "#9467bd", "imma": "#8c564b", "opt_kappa": "#e377c2",
@@ -50,6 +51,43 @@ def norm_ratio(record: Record, kind: str = "png") -> bytes:
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("‖w_t − w*‖² / ‖w_0 − w*‖²")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    return rendered(figure, record, kind)
+
+
+def floor_and_ceiling(record: Record, kind: str = "png") -> bytes:
+    """Left: the eigenvalues κ is made of, and the released floor. Right: where θ can go at all."""
+    pair = record.figures["pair"]
+    figure = _canvas(9.8, 4.2)
+    left, right = figure.subplots(1, 2)
+    for task, colour in (("primary", "#2ca02c"), ("harmful", "#d62728")):
+        values = [max(abs(value), 1e-17) for value in pair["eigenvalues"][task]]
+        rank = pair[task]["rank"]
+        places = range(1, len(values) + 1)
+        left.plot(places[:rank], values[:rank], ".", color=colour, label=f"{task}: rank {rank}")
+        left.plot(places[rank:], values[rank:], "x", color=colour, label=f"{task}: rounding noise")
+    left.axhline(REFERENCE_SHIFT, color="#888888", linestyle="--", linewidth=1.2)
+    left.text(2, 1.6 * REFERENCE_SHIFT, "what the released κ divides by", fontsize=8)
+    left.set_yscale("log")
+    left.set_xlabel("index")
+    left.set_ylabel("|eigenvalue| of the Gram matrix of the inputs")
+    left.legend(fontsize=8)
+    base = {task: pair[task]["honest"] for task in ("primary", "harmful")}
+    ends = (0.5, 1e8)
+    right.plot(ends, [base["harmful"] / base["primary"] * k for k in ends], "k--", linewidth=1)
+    right.plot(ends, [pair["kappa_m"] * k for k in ends], color="#d62728", linewidth=1)
+    right.plot(base["primary"], base["harmful"], "k*", markersize=11, label="identity")
+    last = {row["method"]: row for row in record.figures["rows"] if "honest" in row}
+    for name, row in last.items():
+        where = [row["honest"][task]["mean"] * base[task] for task in ("primary", "harmful")]
+        epochs = f", {row['epochs']} ep." if row["epochs"] else ""
+        right.plot(*where, "o", color=COLOURS[name], label=f"{row['label']}{epochs}")
+    right.set_xscale("log")
+    right.set_yscale("log")
+    right.set_xlim(*ends)
+    right.set_xlabel("κ_P (honest)")
+    right.set_ylabel("κ_H (honest); dashed: RIR = 1")
+    right.set_title("red: the most without the free directions", fontsize=9)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize=7)
     return rendered(figure, record, kind)
 
 
@@ -182,6 +220,11 @@ def heat_maps(record: Record, kind: str = "png", protocol: str = "paper") -> byt
 
 Draw = Callable[..., bytes]
 FIGURES: dict[str, dict[str, Draw]] = {
-    "house-prices": {"norm-ratio": norm_ratio, "path": path, "overview": house_prices_overview},
+    "house-prices": {
+        "norm-ratio": norm_ratio,
+        "path": path,
+        "overview": house_prices_overview,
+        "floor-and-ceiling": floor_and_ceiling,
+    },
     "mnist": {"heat-maps": heat_maps, "overview": mnist_overview},
 }

@@ -116,7 +116,7 @@ def reproduce(
         kind="reproduce",
         name=NAME,
         figures={
-            "pair": pair.figures(),
+            "pair": {**pair.figures(), **pair.spectra()},
             **_figures(by_name, samples_of(tasks.attacker), _marks(settings.curve)),
         },
         settings={
@@ -231,6 +231,7 @@ def _figures(
 
 def _path(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """RIR along the epochs of the released loop: geometric means over the seeds."""
-    table = np.array([run["path"] for run in runs if len(run["path"]) == len(runs[0]["path"])])
-    means = np.exp(np.log(table).mean(0))
-    return dict(zip(("epochs", "released", "honest"), means.T.tolist(), strict=True))
+    whole = [run["path"] for run in runs if len(run["path"]) == len(runs[0]["path"])]
+    means = np.exp(np.log(np.array(whole)[:, :, 1:]).mean(0))
+    epochs = [int(point[0]) for point in whole[0]]
+    return {"epochs": epochs, "released": means[:, 0].tolist(), "honest": means[:, 1].tolist()}

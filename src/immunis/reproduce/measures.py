@@ -17,7 +17,7 @@ from torch import Tensor
 
 from immunis.errors import NumericalError, RankWarning
 from immunis.gram import Gram, gram, symmetric
-from immunis.guarantees import ceiling
+from immunis.guarantees import ceiling, whiten
 from immunis.measure import RIDGE
 from immunis.metrics import as_extractor, norm_ratio_curve
 from immunis.spectrum import Spectrum, eigh, quiet_spectrum, reference_condition_number
@@ -97,6 +97,16 @@ class Pair:
             "ceiling": ceiling(*grams),
             "ridge_ceiling": ceiling(*grams, RIDGE),
             "free_directions": self.harmful.spectrum.free_directions(self.primary.spectrum),
+        }
+
+    def spectra(self) -> dict[str, Any]:
+        """All eigenvalues of both Grams, noise included, and κ(M) over what both tasks use."""
+        return {
+            "eigenvalues": {
+                name: side.spectrum.eigenvalues.tolist()
+                for name, side in (("primary", self.primary), ("harmful", self.harmful))
+            },
+            "kappa_m": whiten(self.primary.spectrum, self.harmful.spectrum).condition_number,
         }
 
     def ratios(self, theta: Tensor) -> dict[str, dict[str, float]]:
