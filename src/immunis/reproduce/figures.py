@@ -187,6 +187,7 @@ def mnist_overview(record: Record, kind: str = "png") -> bytes:
 
 def heat_maps(record: Record, kind: str = "png", protocol: str = "paper") -> bytes:
     """RIR (its logarithm) of every digit pair, one map a method, under both κ (paper, figure 3)."""
+    import matplotlib
     import numpy as np
     from matplotlib.colors import TwoSlopeNorm
 
@@ -195,7 +196,8 @@ def heat_maps(record: Record, kind: str = "png", protocol: str = "paper") -> byt
     names = list(found["maps"])
     figure = _canvas(2.3 * len(names) + 0.9, 5.6)
     axes = figure.subplots(2, len(names), squeeze=False)
-    middle = math.log(LARGE)
+    middle, total = math.log(LARGE), len(found["pairs"])
+    colours = matplotlib.colormaps["RdBu"].with_extremes(bad="#d9d9d9")
     image = None
     for line, which in enumerate(("released", "honest")):
         for axis, name in zip(axes[line], names, strict=True):
@@ -203,11 +205,13 @@ def heat_maps(record: Record, kind: str = "png", protocol: str = "paper") -> byt
                 [[np.nan if v is None else v for v in row] for row in found["maps"][name][which]]
             )
             norm = TwoSlopeNorm(middle, 0, 3 * middle)
-            image = axis.imshow(cells, cmap="RdBu", norm=norm)
+            image = axis.imshow(cells, cmap=colours, norm=norm)
             count = rows[name]["successes"][which]
             won, lost = count["large"], count["pairs"] - count["large"]
             head = f"{rows[name]['label']}\n" if line == 0 else ""
-            axis.set_title(f"{head}{won} succeed, {lost} fail", fontsize=8)
+            none = total - count["pairs"]
+            tail = f", {none} without θ" if none else ""
+            axis.set_title(f"{head}{won} succeed, {lost} fail{tail}", fontsize=8)
             axis.set_xticks(range(10), [str(d) for d in range(10)], fontsize=6)
             axis.set_yticks(range(10), [str(d) for d in range(10)], fontsize=6)
         axes[line][0].set_ylabel(f"{which} κ\nprimary digit", fontsize=8)

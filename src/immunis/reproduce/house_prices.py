@@ -156,12 +156,17 @@ def _one(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str, An
     marks, seeded = _marks(settings.curve), name in ROWS and ROWS[name].seeded
     done: dict[str, Any] = {"path": [], "cells": {}}
     for epochs, theta in found:
-        if isinstance(theta, NumericalError):
-            done["cells"][str(epochs)] = {"diverged": str(theta)}
+        wanted = epochs in (CLOSED, *settings.epochs)
+        try:
+            if isinstance(theta, NumericalError):
+                raise theta
+            ratios = pair.ratios(theta)
+        except NumericalError as error:
+            if wanted:
+                done["cells"][str(epochs)] = {"diverged": str(error)}
             continue
-        ratios = pair.ratios(theta)
         done["path"].append([epochs, ratios["released"]["rir"], ratios["honest"]["rir"]])
-        if epochs != CLOSED and epochs not in settings.epochs:
+        if not wanted:
             continue
         curves = norm_ratios((tasks.primary, tasks.harmful), theta, settings.curve)
         done["cells"][str(epochs)] = {

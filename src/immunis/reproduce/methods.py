@@ -139,15 +139,15 @@ ROWS: dict[str, Row] = {
         Row("opt_kappa", "Opt κ", "opt_kappa", _looped("opt_kappa"), looped=True),
         Row("opt_log_kappa", "Opt log κ", "opt_kappa", _looped("opt_log_kappa"), looped=True),
         Row(
-            "algorithm_1", "Algorithm 1, released", "algorithm_1", _looped("algorithm_1"),
+            "algorithm_1", "Alg. 1, released", "algorithm_1", _looped("algorithm_1"),
             looped=True,
         ),
         Row(
-            "condition", "Algorithm 1, corrected", "algorithm_1",
+            "condition", "Alg. 1, corrected", "algorithm_1",
             _registered("condition", _corrected, True),
         ),
         Row(
-            "certified", "Algorithm 1, certified", None,
+            "certified", "Alg. 1, certified", None,
             _registered("condition", lambda s, epochs: {"certified": True}, False), False,
         ),
         Row("frontier", "frontier (ours)", None,

@@ -42,11 +42,12 @@ def summarise_protocol(runs: Runs, names: Sequence[str]) -> dict[str, Any]:
             row |= _factors(done, name)
             means = (row[kind]["rir"]["mean"] for kind in KINDS)
             row |= judge(row["published"], *means)
+            if row["failed"]:
+                row["reason"] += f"; {row['failed']} of {len(mine)} runs failed: {_why(mine, name)}"
             maps[name] = {kind: _map(done, name, kind) for kind in KINDS}
             row["successes"] = {kind: _count(maps[name][kind]) for kind in KINDS}
         else:
-            reasons = sorted({run["methods"][name]["failed"] for run in mine})
-            row |= {"verdict": "–", "reason": reasons[0] if reasons else "not run"}
+            row |= {"verdict": "–", "reason": _why(mine, name)}
         row["attacks"] = _attacked(runs, name)
         rows.append(row)
     return {
@@ -67,6 +68,12 @@ def summarise_protocol(runs: Runs, names: Sequence[str]) -> dict[str, Any]:
         },
         "identity": _attacked(runs, ORIGINAL),
     }
+
+
+def _why(runs: Runs, name: str) -> str:
+    """The commonest reason why a method found nothing."""
+    reasons = [run["methods"][name]["failed"] for run in runs if "failed" in run["methods"][name]]
+    return max(set(reasons), key=reasons.count) if reasons else "not run"
 
 
 def _factors(done: Runs, name: str) -> dict[str, Any]:
