@@ -39,6 +39,7 @@ TABLES = {
     "reproduce-house-prices-reasons": again.reasons_table,
     "reproduce-house-prices-floor": again.floor_table,
     "reproduce-mnist": again.mnist_table,
+    "reproduce-mnist-pairs": again.mnist_pairs_table,
     "reproduce-mnist-factors": again.mnist_factors_table,
     "reproduce-mnist-reasons": again.reasons_table,
     "reproduce-mnist-binary": again.mnist_binary_table,
