@@ -26,6 +26,7 @@ lint: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/reproduce.py
 
 $(VENV)/bin/pip:
 	@test -n "$(PYTHON)" || { echo "immunis needs Python 3.11 or 3.12; set PYTHON=/path/to/python"; exit 1; }

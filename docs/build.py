@@ -12,6 +12,8 @@ from pathlib import Path
 
 from immunis import figures
 from immunis.records import Record, write_bytes, write_text
+from immunis.reproduce import figures as reproduced
+from immunis.reproduce import tables as again
 from immunis.tables import (
     audit_table,
     bench_table,
@@ -35,16 +37,31 @@ TABLES = {
     "audit-tiny-imagenet-flowers-resnet18-worst": worst_case_table,
     "audit-tiny-imagenet-flowers-resnet18-models": models_table,
     "audit-tiny-imagenet-flowers-resnet18-brief": brief_table,
+    "bench-reproduce": bench_table,
+    "reproduce-house-prices": again.house_prices_table,
+    "reproduce-house-prices-factors": again.house_prices_factors_table,
+    "reproduce-house-prices-attackers": again.house_prices_attack_table,
+    "reproduce-house-prices-reasons": again.reasons_table,
+    "reproduce-house-prices-floor": again.floor_table,
+    "reproduce-mnist": again.mnist_table,
+    "reproduce-mnist-pairs": again.mnist_pairs_table,
+    "reproduce-mnist-factors": again.mnist_factors_table,
+    "reproduce-mnist-reasons": again.reasons_table,
+    "reproduce-mnist-binary": again.mnist_binary_table,
+    "reproduce-mnist-path": again.mnist_path_table,
 }
-PARTS = ("-worst", "-models", "-brief")  # several tables of one record
-FIGURES = {"demo": ("overview",)}
+FIGURES = {
+    "demo": ("overview",),
+    "reproduce-house-prices": tuple(reproduced.FIGURES["house-prices"]),
+    "reproduce-mnist": tuple(reproduced.FIGURES["mnist"]),
+}
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def record(name: str) -> Record:
-    """Load a committed record."""
-    for part in PARTS:
-        name = name.removesuffix(part)
+    """Load a committed record; several tables of one record share the beginning of its name."""
+    while not (ROOT / "results" / f"{name}.json").exists() and "-" in name:
+        name = name.rpartition("-")[0]
     return Record.load(ROOT / "results" / f"{name}.json")
 
 
@@ -59,7 +76,8 @@ def main() -> None:
         write_text(path, page(path.read_text(encoding="utf-8")))
     for name, wanted in FIGURES.items():
         for figure in wanted:
-            image = getattr(figures, figure)(record(name))
+            draw = reproduced.FIGURES.get(name.removeprefix("reproduce-"), {}).get(figure)
+            image = (draw or getattr(figures, figure))(record(name))
             write_bytes(ROOT / "docs" / "images" / f"{name}-{figure}.png", image)
 
 

@@ -313,6 +313,57 @@ def audit(
 
 
 @app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="house-prices or mnist.")],
+    data: Data = None,
+    output: Output = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed; six digit pairs.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Repeats; the paper's 5 (house-prices) or 3 (mnist).")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
+    cluster: Annotated[
+        str | None, typer.Option(help="Ray cluster: ray://HOST:PORT, or local. Extra: cluster.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run the paper's linear experiments again, beside what it printed and what it should be.
+
+    Finished runs are kept in the output folder: the same command goes on where it stopped.
+    """
+    from immunis.errors import unknown
+    from immunis.records import check_folder
+    from immunis.reproduce import EXPERIMENTS
+    from immunis.reproduce import reproduce as run
+    from immunis.reproduce.report import write
+    from immunis.reproduce.tables import tables
+
+    if experiment not in EXPERIMENTS:
+        raise unknown("experiment", experiment, EXPERIMENTS)
+    name = f"{experiment}-quick" if quick else experiment
+    folder = check_folder(output or f"immunis-runs/reproduce-{name}")
+    resume = f"finished runs are kept in {folder}; the same command goes on from there."
+    with _bar(f"reproduce {name}", json, resume) as bar:
+        record = run(
+            experiment, data, quick=quick, seeds=seeds, workers=workers, cluster=cluster,
+            folder=folder / "runs", progress=bar,
+        )  # fmt: skip
+    paths = write(record, folder)
+    if json:
+        typer.echo(record.to_json())
+        return
+    for table in tables(record)[:2]:
+        _print(table, text=True)
+    out.print(
+        "released κ: as the paper's code computes it; honest κ: over the non-zero directions only; "
+        "RIR*: the most any linear map can reach. @n, ridge: what an attacker with data of their "
+        "own reaches in n descent steps, or in closed form. All tables: tables.md.",
+        highlight=False,
+    )
+    _where(*paths)
+
+
+@app.command()
 def demo(
     output: Output = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seeds the data split.")] = 0,

@@ -11,11 +11,13 @@ from immunis.records import Record
 COLOURS = ("#555555", "#9467bd", "#8c564b", "#e377c2", "#1f77b4", "#17becf", "#2ca02c", "#ff7f0e")
 
 
-def _png(figure: Any, record: Record) -> bytes:
-    """Render, naming the record's hash inside the file so that the two can be matched."""
+def rendered(figure: Any, record: Record, kind: str = "png") -> bytes:
+    """Render as PNG or PDF, naming the record's hash inside so that the two can be matched."""
     buffer = io.BytesIO()
-    metadata = {"Software": None, "Source": record.digest()}
-    figure.savefig(buffer, format="png", dpi=110, metadata=metadata)
+    metadata: dict[str, Any] = {"Software": None, "Source": record.digest()}
+    if kind == "pdf":
+        metadata = {"Keywords": record.digest(), "CreationDate": None}
+    figure.savefig(buffer, format=kind, dpi=110, metadata=metadata)
     return buffer.getvalue()
 
 
@@ -55,7 +57,7 @@ def spectra(record: Record) -> bytes:
             axis.set_xlabel("index")
     axes[0].set_ylabel("eigenvalue / largest")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    return _png(figure, record)
+    return rendered(figure, record)
 
 
 def norm_ratios(record: Record) -> bytes:
@@ -71,7 +73,7 @@ def norm_ratios(record: Record) -> bytes:
             axis.set_ylim(1e-3, 1.5)
     axes[0].set_ylabel("‖w_t − w*‖² / ‖w_0 − w*‖²")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    return _png(figure, record)
+    return rendered(figure, record)
 
 
 def overview(record: Record) -> bytes:
@@ -97,4 +99,4 @@ def overview(record: Record) -> bytes:
     right.set_xlabel("harmful test accuracy an attacker reaches (%)")
     right.set_xlim(0, 100)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    return _png(figure, record)
+    return rendered(figure, record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import Any, NamedTuple
 
 from immunis.records import Record
@@ -19,6 +21,37 @@ class Table(NamedTuple):
         rule = ["---"] + ["---:"] * (len(self.columns) - 1)
         lines = [self.columns, rule, *self.rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+    def latex(self) -> str:
+        """Return the table as a LaTeX ``tabular`` (package booktabs), figures right-aligned."""
+        lines = [" & ".join(map(_latex, line)) + r" \\" for line in (self.columns, *self.rows)]
+        rules = [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule"]
+        body = [lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}"]
+        return "\n".join([f"% {self.title}", *rules, *body])
+
+    def csv(self) -> str:
+        """Return the table as CSV."""
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows([self.columns, *self.rows])
+        return buffer.getvalue()
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "κ": r"$\kappa$", "ρ": r"$\rho$", "ε": r"$\varepsilon$", "±": r"$\pm$", "∞": r"$\infty$",
+    "≫": r"$\gg$", "×": r"$\times$", "−": r"$-$", "–": "--", "²": r"$^2$", "≥": r"$\geq$",
+    "“": "``", "”": "''", "…": r"\dots",
+}  # fmt: skip
+
+
+def _latex(text: str) -> str:
+    r"""Escape a cell.
+
+    >>> print(_latex("κ ± 5% of R_ill"))
+    $\kappa$ $\pm$ 5\% of R\_ill
+    """
+    return "".join(_LATEX.get(character, character) for character in text)
 
 
 def number(value: Any) -> str:

@@ -14,13 +14,17 @@ import numpy as np
 
 from immunis.datasets.common import Tasks, data_file
 from immunis.errors import InputError
+from immunis.records import write_text
 from immunis.tasks import Task
 
 NAME = "house_prices/train.csv"
+SHA256 = "1e18addf81e5e4d347cc17ee6075bbe4a42b7fa26b9e5b063e8f692a5f929d41"
 HOW = (
     "Download train.csv of the Kaggle competition 'house-prices-advanced-regression-techniques' "
-    "and put it there, or point --data or $IMMUNIS_DATA at the folder that holds house_prices/."
+    f"(sha256 {SHA256}) and put it there, or point --data or $IMMUNIS_DATA at the folder that "
+    "holds house_prices/."
 )
+OPENML, INPUTS, TRAIN, TEST = 42165, 79, 200, 300
 
 
 def house_prices(folder: str | Path | None = None, rows: int | None = None) -> Tasks:
@@ -48,10 +52,67 @@ def house_prices(folder: str | Path | None = None, rows: int | None = None) -> T
     )
 
 
+def released_split(path: Path) -> Tasks:
+    """Split the table as the released code does: the first 200 rows of each zone, 100 to test.
+
+    The attacker's own rows are those of zone RL from the 300th on, which the paper does not use.
+
+    Raises:
+        InputError: if the table has not the paper's 79 inputs, or too few rows of a zone.
+    """
+    table = _read(path)
+    zone = table["MSZoning"] == "RL"
+    inputs, rows = len(table) - 2, (int((~zone).sum()), int(zone.sum()))
+    if inputs != INPUTS or rows[0] < TEST or rows[1] < TEST + TRAIN:
+        raise InputError(
+            f"{path}: {inputs} input columns, {rows[0]} rows outside zone RL and {rows[1]} inside; "
+            f"the paper's table has {INPUTS}, 309 and 1151. {HOW}"
+        )
+    x_p, y_p = _encode(table, ~zone, "LotArea", None)
+    x_h, y_h = _encode(table, zone, "SalePrice", None)
+    test = (x_h[TRAIN:TEST], y_h[TRAIN:TEST])
+    return Tasks(
+        Task((x_p[:TRAIN], y_p[:TRAIN]), (x_p[TRAIN:TEST], y_p[TRAIN:TEST]), "LotArea outside RL"),
+        Task((x_h[:TRAIN], y_h[:TRAIN]), test, "SalePrice in RL"),
+        Task((x_h[TEST:], y_h[TEST:]), test, "SalePrice in RL (attacker)"),
+    )
+
+
+def find_or_fetch(folder: str | Path | None = None) -> Path:
+    """Find the table, or fetch it from OpenML into ``~/.cache/immunis`` where there is none.
+
+    Nothing is fetched where ``folder`` says where to look.
+
+    Raises:
+        InputError: naming the places searched, the expected hash, and why the fetch failed.
+    """
+    try:
+        return data_file(NAME, folder, HOW)
+    except InputError as missing:
+        if folder is not None:
+            raise
+        try:
+            return _fetch(Path.home() / ".cache" / "immunis" / NAME)
+        except Exception as error:  # no network, no pandas, or OpenML changed: all end here
+            raise InputError(f"{missing} Fetching it from OpenML failed too: {error}") from error
+
+
+def _fetch(path: Path) -> Path:
+    """Fetch the table with scikit-learn (which needs pandas for it) and keep it as Kaggle's CSV."""
+    from sklearn.datasets import fetch_openml
+
+    frame = fetch_openml(data_id=OPENML, as_frame=True, parser="auto").frame
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_text(path, frame.to_csv(index=False, na_rep="NA"))
+
+
 def _read(path: Path) -> dict[str, np.ndarray]:
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file))
-    header, body = rows[0], rows[1:]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not a readable CSV file ({error}). {HOW}") from error
+    header, body = (rows[0], rows[1:]) if rows else ([], [])
     missing = {"MSZoning", "LotArea", "SalePrice"} - set(header)
     if missing or not body:
         raise InputError(

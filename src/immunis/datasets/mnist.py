@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +17,20 @@ HOW = (
     "Get the four original idx files (train-images-idx3-ubyte.gz and so on) and put them into a "
     "folder mnist/, or point --data or $IMMUNIS_DATA at the folder that holds mnist/."
 )
+SHA256 = {  # of the unpacked files: packing may differ
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's training pixels, as the released code uses them
 
 
 def mnist_images(train: bool = True, folder: str | Path | None = None) -> tuple[np.ndarray, ...]:
     """Return images (n×784, uint8) and labels (n, int64) in the original order."""
     part = "train" if train else "t10k"
-    images = _idx(data_file(f"mnist/{part}-images-idx3-ubyte.gz", folder, HOW))
-    labels = _idx(data_file(f"mnist/{part}-labels-idx1-ubyte.gz", folder, HOW))
+    images = _idx(f"{part}-images-idx3-ubyte", folder)
+    labels = _idx(f"{part}-labels-idx1-ubyte", folder)
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
         raise InputError(f"MNIST {part}: {images.shape} images do not fit {labels.shape} labels.")
     return images.reshape(len(images), -1), labels.astype(np.int64)
@@ -41,7 +49,7 @@ def mnist_pair(primary: int, harmful: int, folder: str | Path | None = None) -> 
     images, labels = mnist_images(folder=folder)
 
     def select(digit: int) -> np.ndarray:
-        return (images[labels == digit] / 255 - MEAN) / DEVIATION
+        return standardised(images[labels == digit])
 
     main, other = select(primary), select(harmful)
     return Tasks(
@@ -51,16 +59,37 @@ def mnist_pair(primary: int, harmful: int, folder: str | Path | None = None) -> 
     )
 
 
-def _idx(path: Path) -> np.ndarray:
+def standardised(images: np.ndarray) -> np.ndarray:
+    """Pixels scaled to 0..1 and standardised by MNIST's mean and deviation, in float64."""
+    return (images / 255 - MEAN) / DEVIATION
+
+
+def mnist_hashes(folder: str | Path | None = None) -> dict[str, str]:
+    """SHA-256 of the four unpacked files, by name, to compare with ``SHA256``."""
+    return {name: hashlib.sha256(_unpacked(name, folder)[1]).hexdigest() for name in SHA256}
+
+
+def _unpacked(name: str, folder: str | Path | None) -> tuple[Path, bytes]:
+    path = data_file(f"mnist/{name}.gz", folder, _how(name))
     try:
         with gzip.open(path) as file:
-            raw = file.read()
-    except (OSError, EOFError) as error:
-        raise InputError(f"{path} is damaged ({error}). {HOW}") from error
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise InputError(f"{path} is not an idx file of bytes. {HOW}")
+            return path, file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is damaged ({error}). {_how(name)}") from error
+
+
+def _how(name: str) -> str:
+    return f"{HOW} Unpacked, {name} has sha256 {SHA256[name]}."
+
+
+def _idx(name: str, folder: str | Path | None) -> np.ndarray:
+    path, raw = _unpacked(name, folder)
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or len(raw) < 4 + 4 * raw[3]:
+        raise InputError(f"{path} is not an idx file of bytes. {_how(name)}")
     shape = np.frombuffer(raw, ">i4", raw[3], offset=4)
     start = 4 + 4 * raw[3]
     if len(raw) - start != int(np.prod(shape, dtype=np.int64)):
-        raise InputError(f"{path} is truncated: {len(raw) - start} bytes for shape {shape}. {HOW}")
+        raise InputError(
+            f"{path} is truncated: {len(raw) - start} bytes for shape {shape}. {_how(name)}"
+        )
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
