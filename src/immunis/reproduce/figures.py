@@ -33,7 +33,7 @@ def _last(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]
 
 
 def norm_ratio(record: Record, kind: str = "png") -> bytes:
-    """Norm ratio of probing both tasks (paper, figure 2), each method after its most epochs."""
+    """Norm ratio of probing both tasks (paper, figure 1), each method after its most epochs."""
     found = record.figures["norm_ratio"]
     figure = _canvas(9.5, 4.0)
     axes = figure.subplots(1, 2)
@@ -186,7 +186,7 @@ def mnist_overview(record: Record, kind: str = "png") -> bytes:
 
 
 def heat_maps(record: Record, kind: str = "png", protocol: str = "paper") -> bytes:
-    """RIR (its logarithm) of every digit pair, one map a method, under both κ (paper, figure 3)."""
+    """RIR (its logarithm) of every digit pair, one map a method, under both κ (paper, figure 2)."""
     import matplotlib
     import numpy as np
     from matplotlib.colors import TwoSlopeNorm

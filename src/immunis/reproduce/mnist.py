@@ -60,7 +60,7 @@ class Settings:
         seeds: repeats in the paper's protocol: start, sample and batches are drawn anew.
         binary_seeds: repeats in the binary protocol.
         epochs: of the released loop at the step size of the paper's text, 0.005; full-batch
-            steps of IMMA. Adam goes about as far in 5 of these as in 25 at the table's 0.001.
+            steps of IMMA. Five of them end about where twenty at the table's 0.001 do.
         path_pairs: pairs on which Algorithm 1 also runs with the table's step and 30 epochs.
         attack_rows: labelled images an attacker holds.
         budget: steps an attacker may take.
