@@ -215,3 +215,51 @@ def test_outputs_that_are_no_tensor():
     assert cut(Encoder(Output()).eval(), torch.ones(2, 1)).width == 4
     with pytest.raises(InputError, match="returns dict"):
         cut(Encoder({}).eval(), torch.ones(2, 1))
+
+
+class Swinish(nn.Module):
+    """Channels last inside, as timm's Swin has them, and says so."""
+
+    output_fmt = "NHWC"
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.stage, self.norm = nn.Linear(3, 6), nn.Linear(6, 10), nn.LayerNorm(10)
+        self.head = nn.Linear(10, 4)
+
+    def forward(self, x):
+        return self.head(self.norm(self.stage(self.stem(x.permute(0, 2, 3, 1)))).mean((1, 2)))
+
+
+def test_channels_last_features_are_pooled_over_positions():
+    whole = cut(Swinish().eval(), torch.randn(2, 3, 8, 8), 4)
+    widths = [z.shape[1] for z in whole.read(torch.randn(5, 3, 8, 8), ("", *whole.stages))]
+    assert widths == [10, 6, 10]
+
+
+def test_a_norm_inside_the_heads_block_is_no_stage():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.fc = nn.LayerNorm(6), nn.Linear(6, 4)
+
+        def forward(self, x):
+            return self.fc(self.norm(x))
+
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), Block()).eval()
+    whole = cut(model, torch.randn(2, 5), 4)
+    assert (whole.head, whole.stages[-1], whole.trailing) == ("3.fc", "2", ("3",))
+    names = whole.parameters_named(())
+    assert names == ["2.weight", "2.bias", "3.norm.weight", "3.norm.bias"]
+
+
+def test_answers_in_a_dictionary_are_read():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(5, 6), nn.Linear(6, 4)
+
+        def forward(self, x):
+            return {"logits": self.head(self.body(x))}
+
+    assert cut(Named().eval(), torch.randn(2, 5), 4).head == "head"

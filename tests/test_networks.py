@@ -182,3 +182,41 @@ def test_weights_that_cannot_be_read(content, name, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match="cannot be read"):
         load_weights(small_net(), tmp_path / name)
+
+
+def test_changed_data_makes_new_defences(recipe, tmp_path):
+    chosen = load_recipe(recipe)
+    data = chosen.tasks()
+    model = original(chosen, data)
+    variants(chosen, chosen.method, model, data, 1, folder=tmp_path / "models")
+    count = len(list((tmp_path / "models").glob("*.safetensors")))
+    file = recipe.parent / "h.npz"
+    arrays = dict(np.load(file))
+    arrays["y_train"] = arrays["y_train"][::-1]
+    np.savez(file, **arrays)
+    variants(chosen, chosen.method, model, chosen.tasks(), 1, folder=tmp_path / "models")
+    assert len(list((tmp_path / "models").glob("*.safetensors"))) == count + 1
+
+
+def test_pretraining_is_resumed(recipe, tmp_path, monkeypatch):
+    recipe.write_text(
+        TOML.replace("[method]", '[pretrain]\nlayers = ["*"]\nsteps = 8\nevaluate = 4\n[method]')
+    )
+    chosen = load_recipe(recipe)
+    data = chosen.tasks()
+    whole = original(chosen, data)
+
+    class KilledError(Exception):
+        pass
+
+    def kill(what, share):
+        if share > 0.6:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        original(chosen, data, folder=tmp_path / "m", progress=kill)
+    seen = []
+    again = original(chosen, data, folder=tmp_path / "m", progress=lambda w, s: seen.append(s))
+    assert min(seen) > 0.4
+    for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b)

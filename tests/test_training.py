@@ -24,6 +24,7 @@ from immunis import (
 from immunis.features import cut
 from immunis.methods import METHODS, get_method
 from immunis.objectives.base import SUPERVISED, Objective, supervised_only
+from immunis.tasks import Corrupt
 from immunis.training import Hardware, Training, fit
 
 DEEP = [name for name, method in METHODS.items() if method.objective is not None]
@@ -363,16 +364,6 @@ def test_fsdp_says_that_it_needs_a_gpu():
 
 
 def test_data_may_come_as_dataset_or_loader_with_the_same_result():
-    class Plain(Dataset):
-        def __init__(self, task):
-            self.x, self.y = task.train.tensors()
-
-        def __len__(self):
-            return len(self.x)
-
-        def __getitem__(self, index):
-            return self.x[index], self.y[index]
-
     primary, harmful = tasks()
     straight = run("probe")
     for wrap in (Plain, lambda t: DataLoader(Plain(t), batch_size=7, shuffle=True)):
@@ -411,3 +402,150 @@ def test_regression_tasks_train_too():
     goal = method.objective(method.configure({}, network=True), part)
     result = fit(part, goal, first, second, training)
     assert result.history[-1]["rho"] < result.history[0]["rho"]
+
+
+class Plain(Dataset):
+    """A task's rows one by one, as a user's own data set."""
+
+    def __init__(self, task):
+        self.x, self.y = task.train.tensors()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+class TestAfterAReview:
+    def test_resume_refuses_another_method_setting_or_data(self, tmp_path):
+        primary, harmful = tasks()
+
+        def go(method="probe", other=harmful, **settings):
+            return immunize(
+                small_net(), primary, other, method, training=SHORT, folder=tmp_path, resume=True,
+                **settings,
+            )  # fmt: skip
+
+        go()
+        other = image_task(150, 5, seed=9, name="harmful")
+        for change in ({"weight": 30.0}, {"method": "r_ill"}, {"other": other}):
+            with pytest.raises(InputError, match="of another run"):
+                go(**change)
+
+    def test_a_finished_run_resumes_to_itself_also_from_streamed_data(self, tmp_path):
+        primary, harmful = tasks()
+        lazy = [Task(Plain(t), t.test.tensors(), t.name, classes=t.outputs) for t in tasks()]
+        for pair, folder in (((primary, harmful), "a"), (lazy, "b")):
+            done = [
+                fit(
+                    whole(), objective("probe"), *pair, SHORT, folder=tmp_path / folder, resume=True
+                )
+                for _ in range(2)
+            ]
+            assert states_equal(*(r.model.state_dict() for r in done))
+            assert done[0].steps == done[1].steps == 8
+
+    def test_patience_stops_a_resumed_run_where_it_stopped(self, tmp_path):
+        training = dataclasses.replace(SHORT, steps=40, evaluate=20, patience=2, rate=1e-6)
+        found = [run("probe", training, folder=tmp_path, resume=True).steps for _ in range(3)]
+        assert found[0] == found[1] == found[2] < 40
+
+    def test_resume_needs_a_folder(self):
+        with pytest.raises(SettingsError, match="give folder="):
+            run("probe", resume=True)
+
+    def test_a_term_that_is_not_finite_stops_the_balancing(self, monkeypatch):
+        from immunis.objectives import r_ill
+
+        monkeypatch.setattr(r_ill, "r_ill", lambda h: h.sum() * float("nan"))
+        with pytest.raises(NumericalError, match="step 0: the gradient of r_ill"):
+            run("r_ill")
+
+    def test_a_term_without_gradient_is_said_to_be_left_out(self, monkeypatch):
+        from immunis.objectives import r_ill
+
+        monkeypatch.setattr(r_ill, "r_ill", lambda h: 0.0 * h.sum())
+        with pytest.warns(UserWarning, match="r_ill has no gradient"):
+            result = run("r_ill")
+        assert "r_ill has no gradient" in result.notes[-1]
+
+    def test_imma_learns_a_regression_too(self):
+        primary, _ = tasks()
+        x, _ = primary.train.tensors()
+        harmful = Task((x, x[:, 0, 0, 0] * 2), name="pixel")
+        result = fit(whole(), objective("imma"), primary, harmful, SHORT)
+        assert result.weights["attacked"] > 0
+
+    def test_a_head_of_another_width_is_refused(self):
+        primary, harmful = tasks()
+        wide = small_net(classes=10)
+        with pytest.raises(InputError, match="has 10 outputs, primary has 4.*classes=10"):
+            immunize(wide, primary, harmful, "probe", training=SHORT, head="6")
+        task = Task(primary.train.tensors(), primary.test.tensors(), "some", classes=10)
+        immunize(wide, task, harmful, "probe", training=SHORT, head="6")
+
+    def test_nothing_to_train_and_the_head_as_a_layer_are_refused(self):
+        bare = nn.Sequential(nn.Flatten(), nn.Linear(192, 4)).eval()
+        with pytest.raises(SettingsError, match="nothing to train"):
+            immunize(bare, *tasks(), "probe", training=SHORT)
+        with pytest.raises(SettingsError, match="'6' is the head, which is always trained"):
+            run("probe", dataclasses.replace(SHORT, layers=["6"]))
+
+    def test_a_tied_head_is_trained(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+        model[3].weight = model[2].weight
+        result = immunize(model.eval(), *tasks(), "probe", training=dataclasses.replace(
+            SHORT, layers=["1"]
+        ))  # fmt: skip
+        assert not torch.equal(result.head.weight, model[3].weight)
+
+    def test_answers_for_every_token_are_refused(self):
+        class Tokens(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = nn.Linear(8, 6), nn.Linear(6, 4)
+
+            def forward(self, x):
+                return self.head(self.body(x.mean(1)))
+
+        with pytest.raises(InputError, match="expected one row of 4 outputs"):
+            immunize(Tokens().eval(), *tasks(), "probe", training=SHORT, head="head")
+
+    def test_accumulation_is_exact_with_dropout(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4)
+        ).eval()
+        primary = tasks()[0]
+        part = cut(model, primary.train.first(2), 4)
+        training = Training(layers=["*"], steps=1, batch=32, rate=1e-3, optimizer="sgd", evaluate=1)
+
+        def moved(accumulate):
+            how = dataclasses.replace(training, accumulate=accumulate)
+            after = fit(part, supervised_only(), primary, None, how).model.state_dict()
+            return torch.cat([(after[k] - v).flatten() for k, v in model.state_dict().items()])
+
+        twice, whole_batch = moved(2), moved(1)
+        # masks differ between the two, but both are gradients of a loss with half the units
+        # dropped: their sizes agree, which they do not when the two passes drop different units
+        assert float(twice.norm() / whole_batch.norm()) == pytest.approx(1, abs=0.35)
+
+    def test_a_held_out_share_must_leave_rows(self):
+        for share in (0.001, 0.999):
+            with pytest.raises(SettingsError, match="held out"):
+                run("probe", dataclasses.replace(SHORT, held_out=share))
+
+    def test_a_batch_of_nothing_but_corrupt_samples_keeps_its_place(self):
+        class Spoiled(Plain):
+            def __getitem__(self, index):
+                return Corrupt("row 3", "spoiled") if index == 3 else super().__getitem__(index)
+
+        primary, harmful = tasks()
+        lazy = Task(Spoiled(primary), primary.test.tensors(), "primary", classes=4)
+        training = dataclasses.replace(SHORT, batch=1, steps=200, evaluate=4)
+        with pytest.warns(UserWarning, match="skipped row 3"):
+            result = fit(whole(), supervised_only(), lazy, harmful, training)
+        assert result.steps == 200
+        assert lazy.train.corrupt == {"row 3"}

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from immunis.errors import InputError
 from immunis.processes import rank
-from immunis.records import write_bytes
+from immunis.records import make_folder, write_bytes
 
 FORMAT = 1
 NAME = "checkpoint.pt"
@@ -49,6 +49,7 @@ def save(
     }
     path = folder / NAME
     if rank() == 0:
+        make_folder(folder)
         buffer = io.BytesIO()
         torch.save(content, buffer)
         write_bytes(path, buffer.getvalue())

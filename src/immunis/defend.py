@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,15 +12,15 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from immunis.attacks.base import encode
+from immunis.attacks.base import encode, score
 from immunis.errors import InputError
-from immunis.features import Cut, cut
+from immunis.features import Cut, cut, fitting, logits_of
 from immunis.gram import Gram, gram_of
 from immunis.measure import data_figures, spectrum_figures
 from immunis.methods import get_method
-from immunis.metrics import check_pair, score
+from immunis.metrics import check_pair
 from immunis.processes import world
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
@@ -43,6 +44,7 @@ class NetworkRun:
     tasks: tuple[Task, Task]
     settings: Mapping[str, Any]
     hardware: Hardware
+    workers: int
     seed: int
     seconds: float
 
@@ -53,8 +55,11 @@ class NetworkRun:
         moments, scores = {}, {}
         for when, whole in (("before", self.before), ("after", self.after)):
             placed = whole.on(device)
-            moments[when] = feature_gram(placed, primary), feature_gram(placed, harmful)
-            scores[when] = score(_answers(placed), primary)
+            moments[when] = (
+                feature_gram(placed, primary, self.workers),
+                feature_gram(placed, harmful, self.workers),
+            )
+            scores[when] = _score(placed, primary, self.workers)
         spectra = {
             role: {when: quiet_spectrum(pair[index]) for when, pair in moments.items()}
             for index, role in enumerate(("primary", "harmful"))
@@ -128,10 +133,18 @@ def defend(
             f"no linear head with {primary.outputs} outputs ends the model, so its primary loss "
             f"cannot be kept. Name it with head= (linear layers: {', '.join(linear) or 'none'})."
         )
+    answers = logits_of(plain(fitting(plain, primary.train.first(2))))
+    if answers.ndim != 2:
+        raise InputError(
+            f"the model answers with shape {tuple(answers.shape)}; expected one row of "
+            f"{primary.outputs} outputs for each sample."
+        )
     assert chosen.objective is not None
+    identity = json.dumps([method, dataclasses.asdict(configured)])
     result = fit(
         whole, chosen.objective(configured, whole), primary, harmful, how, hardware,
-        seed=seed, folder=folder, resume=resume, wandb=wandb, progress=progress,
+        seed=seed, folder=folder, resume=resume, wandb=wandb, identity=identity,
+        progress=progress,
     )  # fmt: skip
     after = dataclasses.replace(whole, model=result.model)
     run = NetworkRun(
@@ -139,7 +152,7 @@ def defend(
         {
             "method": method, **dataclasses.asdict(configured), "training": dataclasses.asdict(how),
         },
-        hardware or Hardware(), seed, time.perf_counter() - began,
+        hardware or Hardware(), how.workers, seed, time.perf_counter() - began,
     )  # fmt: skip
     device = next(model.parameters()).device
     new = result.model.to(device).requires_grad_(False)
@@ -155,12 +168,12 @@ def training_of(values: Mapping[str, Any]) -> Training:
 
 
 @torch.no_grad()
-def feature_gram(whole: Cut, task: Task) -> Gram:
+def feature_gram(whole: Cut, task: Task, workers: int = 0) -> Gram:
     """Moments of a network's features over a task's training data, streamed.
 
     Over at most 16,384 samples, or eight per dimension, evenly spread over the data.
     """
-    stream = Stream(task, BATCH, device=whole.example.device)
+    stream = Stream(task, BATCH, device=whole.example.device, workers=workers)
     rows = spread(stream.rows, max(SAMPLES, PER_DIMENSION * whole.width))
     total: Gram | None = None
     for inputs, labels in stream.subset(rows, BATCH):
@@ -171,12 +184,15 @@ def feature_gram(whole: Cut, task: Task) -> Gram:
     return total
 
 
-def _answers(whole: Cut) -> Callable[[Tensor], Tensor]:
-    @torch.no_grad()
-    def predict(inputs: Tensor) -> Tensor:
-        layer = whole.head_layer
-        assert layer is not None
-        parts = inputs.split(BATCH)
-        return torch.cat([layer(whole.read(x)[0]).float().cpu() for x in parts])
-
-    return predict
+@torch.no_grad()
+def _score(whole: Cut, task: Task, workers: int) -> float:
+    """Score of the model's own head on test data, or on training data where there is none."""
+    layer = whole.head_layer
+    assert layer is not None
+    stream = Stream(
+        task, BATCH, split=task.test or task.train, device=whole.example.device, workers=workers
+    )
+    parts = stream.subset(stream.rows, BATCH)
+    found = [(layer(whole.read(x)[0]).float().cpu(), y.cpu()) for x, y in parts]
+    answers, labels = (torch.cat(column) for column in zip(*found, strict=True))
+    return score(answers, labels, task.kind)

@@ -9,6 +9,7 @@ part is run again and that gradient is sent back through it. The result is exact
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from immunis.errors import NumericalError
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
 from immunis.processes import summed, world
 
@@ -35,6 +37,7 @@ class Engine:
         teacher: gives the original's answers.
         head: a harmful head that follows the features.
         smoothing: label smoothing.
+        classify: whether harmful labels are classes.
         accumulate: number of parts a batch is run in.
         joint: whether both tasks may share a forward pass (no statistics are taken from it).
         sharded: whether each process holds only a part of every gradient.
@@ -51,15 +54,17 @@ class Engine:
         teacher: Callable[[Tensor], Tensor] | None = None,
         head: nn.Linear | None = None,
         smoothing: float = 0.0,
+        classify: bool = True,
         accumulate: int = 1,
         joint: bool = True,
         sharded: bool = False,
     ) -> None:
         self.fabric, self.tapped, self.objective = fabric, tapped, objective
         self.body, self.encode, self.teacher, self.head = body, encode, teacher, head
-        self.smoothing, self.accumulate = smoothing, accumulate
+        self.smoothing, self.classify, self.accumulate = smoothing, classify, accumulate
         self.joint, self.sharded = joint, sharded
         self.weights: dict[str, float] = {}
+        self.notes: list[str] = []
 
     def gradients(self, primary: Batch, harmful: Batch | None) -> dict[str, float]:
         """Leave the objective's gradient in ``.grad`` and return the terms' values."""
@@ -106,7 +111,18 @@ class Engine:
             base = pull(SUPERVISED)
             for name in unknown:
                 size, multiple = pull(name), self.objective.multiples.get(name, 1.0)
-                found[name] = multiple * base / size if 0 < size < math.inf else 0.0
+                if not (math.isfinite(size) and math.isfinite(base)):
+                    raise NumericalError(
+                        f"training diverged at step 0: the gradient of {name} or of the primary "
+                        "loss is not finite. Check the model's weights and the scale of its inputs."
+                    )
+                found[name] = multiple * base / size if size > 0 else 0.0
+                if not size:
+                    self.notes.append(
+                        f"{name} has no gradient at the start, so no weight balances it: it is "
+                        "left out. Give it a weight."
+                    )
+                    warnings.warn(self.notes[-1], stacklevel=2)
         return found
 
     def _backward(
@@ -133,16 +149,22 @@ class Engine:
             self.fabric.backward(loss_of(self._view(answers, primary, harmful)))
             return values
         parts = list(zip(self._parts(primary), self._parts(harmful), strict=True))
+        base = torch.initial_seed()
+
+        def run(index: int) -> dict[tuple, Tensor]:
+            torch.manual_seed(base + index)  # both passes drop the same units
+            return self._answers(*parts[index])
+
         with torch.no_grad():
-            runs = [self._answers(*part) for part in parts]
+            runs = [run(index) for index in range(len(parts))]
         leaves = {key: torch.cat([run[key] for run in runs]).requires_grad_() for key in runs[0]}
         loss_of(self._view(leaves, primary, harmful)).backward()
         start = dict.fromkeys(leaves, 0)
-        for index, part in enumerate(parts):
+        for index in range(len(parts)):
             last = index == len(parts) - 1
             with self.fabric.no_backward_sync(self.tapped, enabled=not last and world() > 1):
                 total = torch.zeros((), device=self.fabric.device)
-                for key, answer in self._answers(*part).items():
+                for key, answer in run(index).items():
                     gradient, begin = leaves[key].grad, start[key]
                     start[key] = begin + len(answer)
                     if gradient is not None:
@@ -186,6 +208,7 @@ class Engine:
             self.teacher(primary[0]) if self.teacher and primary is not None else None,
             self.head,
             self.smoothing,
+            self.classify,
         )
 
     @contextmanager

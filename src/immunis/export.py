@@ -38,8 +38,14 @@ def weights(model: nn.Module, record: Record | None = None) -> bytes:
     return save(state, metadata)
 
 
-def config(model: nn.Module) -> dict[str, Any]:
-    """What a library needs to build the model again: its own configuration where it has one."""
+def config(model: nn.Module, record: Record | None = None) -> dict[str, Any]:
+    """What a library needs to build the model again: its own configuration where it has one.
+
+    timm does not keep the options a model was made with; they come from the record's recipe.
+    """
+    recipe = {} if record is None else record.settings.get("recipe", {})
+    options = dict(recipe.get("model", {}).get("options", {}))
+    size = recipe.get("data", {}).get("size")
     own: Any = getattr(model, "config", None)
     if callable(getattr(own, "to_dict", None)):
         return {**own.to_dict(), "architectures": [type(model).__name__]}
@@ -47,6 +53,7 @@ def config(model: nn.Module) -> dict[str, Any]:
     if isinstance(pretrained, Mapping):
         keep = ("input_size", "mean", "std", "interpolation", "crop_pct", "pool_size")
         first, head = pretrained.get("first_conv"), pretrained.get("classifier")
+        shape = {"input_size": [3, size, size]} if size else {}
         return {
             "architecture": pretrained["architecture"],
             "num_classes": getattr(model, "num_classes", None),
@@ -56,7 +63,9 @@ def config(model: nn.Module) -> dict[str, Any]:
                 "num_classes": getattr(model, "num_classes", None),
                 "first_conv": first,
                 "classifier": head,
+                **shape,
             },
+            **({"model_args": options} if options else {}),
         }
     return {"architectures": [type(model).__name__], "library": "torch"}
 
@@ -64,7 +73,8 @@ def config(model: nn.Module) -> dict[str, Any]:
 def readme(record: Record) -> str:
     """The model card: YAML metadata, what was done, what it changed, what is not claimed."""
     f = record.figures
-    library = "timm" if "timm" in record.settings.get("recipe", {}).get("model", {}) else "pytorch"
+    model = record.settings.get("recipe", {}).get("model", {})
+    library = next((name for name in ("timm", "transformers") if name in model), "pytorch")
     tags = "\n".join(f"- {tag}" for tag in ("immunis", "model-immunization"))
     lines = [
         "---",
@@ -102,9 +112,10 @@ def export(model: nn.Module, record: Record, folder: str | Path) -> list[Path]:
         OutputError: if the folder cannot be written.
     """
     place = make_folder(folder)
+    settings = json.dumps(config(model, record), indent=2, default=str)
     return [
         write_bytes(place / "model.safetensors", weights(model, record)),
-        write_text(place / "config.json", json.dumps(config(model), indent=2, default=str) + "\n"),
+        write_text(place / "config.json", settings + "\n"),
         write_text(place / "README.md", readme(record)),
         record.save(place / "record.json"),
     ]

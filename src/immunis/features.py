@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from immunis.errors import InputError, unknown
+from immunis.errors import InputError, SettingsError, unknown
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -76,11 +76,16 @@ class Cut:
         if self.head is not None:
             names = [name for name in names if not name.startswith(f"{self.head}.")]
         chosen: set[str] = set()
+        modules = [n for n, _ in self.model.named_modules() if n and n != self.head]
         for pattern in patterns or (*self.stages[-1:], *self.trailing):
             found = {n for n in names if n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)}
-            if not found:
-                raise unknown("layer", pattern, [n for n, _ in self.model.named_modules() if n])
+            if not found and pattern == self.head:
+                raise SettingsError(f"{pattern!r} is the head, which is always trained.")
+            if not found and patterns:
+                raise unknown("layer", pattern, modules)
             chosen |= found
+        if not chosen:
+            raise SettingsError("the model has no parameters below its head: nothing to train.")
         return [name for name in names if name in chosen]
 
     def on(self, device: str) -> Cut:
@@ -105,7 +110,15 @@ class Cut:
         for layer in layers:
             if layer not in found:
                 raise InputError(f"layer {layer!r} is in the model but was never run.")
-        return [pooled(tensor_of(found[layer])) for layer in layers]
+        return [self.pool(layer, found[layer]) for layer in layers]
+
+    def pool(self, layer: str, output: Any) -> Tensor:
+        """Features of a layer's output: its mean over positions or tokens, where it has any.
+
+        Channels come last in what the head reads, and in models that say so (timm's NHWC).
+        """
+        last = (not layer and self.head is not None) or layer.endswith(":in")
+        return pooled(tensor_of(output), last or _channels_last(self.model))
 
     def capture(self, inputs: Tensor, layers: Sequence[str]) -> dict[str, Any]:
         """Run the model once and return what it gave at those of the layers that ran."""
@@ -162,21 +175,27 @@ def tensor_of(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     for key in ("pooler_output", "last_hidden_state", "logits"):
-        if getattr(output, key, None) is not None:
-            return getattr(output, key)
+        found = output.get(key) if isinstance(output, Mapping) else getattr(output, key, None)
+        if found is not None:
+            return found
     raise InputError(f"the model returns {type(output).__name__}; expected a tensor of features.")
 
 
 def logits_of(output: Any) -> Tensor:
     """A model's answers: its logits where it names them, else the tensor it returns."""
-    named = getattr(output, "logits", None)
+    named = output.get("logits") if isinstance(output, Mapping) else None
+    named = getattr(output, "logits", named)
     return tensor_of(output) if named is None else named
 
 
-def pooled(features: Tensor) -> Tensor:
-    """Mean over positions (n, C, H, W) or tokens (n, T, C); (n, D) stays as it is."""
+def _channels_last(model: nn.Module) -> bool:
+    return str(getattr(model, "output_fmt", "")).endswith("NHWC")
+
+
+def pooled(features: Tensor, channels_last: bool = False) -> Tensor:
+    """Mean over positions (n, C, H, W), or (n, H, W, C), or tokens (n, T, C); (n, D) stays."""
     if features.ndim == 4:
-        return features.mean((2, 3))
+        return features.mean((1, 2) if channels_last else (2, 3))
     if features.ndim == 3:
         return features.mean(1)
     if features.ndim != 2:
@@ -279,7 +298,7 @@ def _last_linear(whole: Cut, example: Tensor, features: Tensor) -> str | None:
     seen = whole.capture(example, names)
     for name in reversed(names):
         if name in seen:
-            output = pooled(tensor_of(seen[name]))
+            output = pooled(tensor_of(seen[name]), channels_last=True)
             if output.shape == features.shape and torch.equal(output, features):
                 return name
     return None
@@ -301,8 +320,16 @@ def _stages(whole: Cut, example: Tensor) -> tuple[tuple[str, ...], tuple[str, ..
             if {id(p) for p in child.parameters()} - of_head
         ]
 
+    def only_norms(name: str) -> bool:
+        own = [
+            part
+            for part in model.get_submodule(name).modules()
+            if {id(p) for p in part.parameters(recurse=False)} - of_head
+        ]
+        return all(isinstance(part, NORMS) for part in own)
+
     names = inside(model, "")
-    heavy = [name for name in names if not isinstance(model.get_submodule(name), NORMS)]
+    heavy = [name for name in names if not only_norms(name)]
     if len(heavy) < 4:
         opened: list[str] = []
         for name in names:
@@ -313,7 +340,7 @@ def _stages(whole: Cut, example: Tensor) -> tuple[tuple[str, ...], tuple[str, ..
         names = opened
     ran = whole.capture(example, names)
     names = [name for name in names if name in ran]
-    stages = [name for name in names if not isinstance(model.get_submodule(name), NORMS)]
+    stages = [name for name in names if not only_norms(name)]
     behind = names[names.index(stages[-1]) + 1 :] if stages else []
     return tuple(stages), tuple(behind)
 

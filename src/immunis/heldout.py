@@ -17,7 +17,7 @@ from immunis.spectrum import quiet_spectrum
 from immunis.streams import Rows, Stream, spread
 
 Read = Callable[[Tensor], tuple[Tensor, Tensor]]
-SAMPLES = 4096
+SAMPLES, MOST = 4096, 8192
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
 
 
@@ -43,7 +43,7 @@ class HeldOut:
         rows (or four per dimension); ridge probes are fitted on those, and the score of
         the best of them on held-out rows counts.
         """
-        answers, labels = self._read(self.primary, self.rows[0], read, 0)
+        answers, labels = self._read(self.primary, spread(self.rows[0], MOST), read, 0)
         kind = self.primary.task.kind
         figures: dict[str, Any] = {"primary": score(answers, labels, kind)}
         if self.harmful is None or self.rows[1] is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from immunis import checkpoints
 from immunis._version import __version__
 from immunis.datasets import Tasks
 from immunis.defend import training_of
@@ -21,6 +22,7 @@ from immunis.features import cut, state_digest
 from immunis.immunize import Immunized, immunize
 from immunis.networks import load_weights
 from immunis.objectives.base import supervised_only
+from immunis.processes import rank
 from immunis.recipes import Recipe
 from immunis.records import make_folder, write_bytes
 from immunis.sweeps import key_of
@@ -42,19 +44,23 @@ def original(
         return model
     assert isinstance(model, nn.Module)
     store = None if folder is None else make_folder(folder)
-    data = tasks.primary.train.fingerprint()
-    key = key_of(__version__, recipe.model, recipe.pretrain, data, recipe.seed)
+    key = key_of(
+        __version__, recipe.model, recipe.pretrain, tasks.primary.train.identity(), recipe.seed
+    )
     path = None if store is None else store / f"original-{key[:16]}.safetensors"
     if path is not None and path.exists():
         load_weights(model, path)
         return model
     whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs)
+    place = None if store is None else store / f"pretraining-{key[:16]}"
     result = fit(
         whole, supervised_only(), tasks.primary, None, training_of(recipe.pretrain), hardware,
-        seed=recipe.seed, progress=lambda _, share: progress("pre-training", share),
+        seed=recipe.seed, folder=place, resume=place is not None,
+        progress=lambda _, share: progress("pre-training", share),
     )  # fmt: skip
-    if path is not None:
+    if path is not None and place is not None and rank() == 0:
         write_bytes(path, weights(result.model))
+        (place / checkpoints.NAME).unlink(missing_ok=True)  # its curves stay
     return result.model
 
 
@@ -103,8 +109,10 @@ def variants(
     found: list[nn.Module] = []
     for seed in range(recipe.seed, recipe.seed + seeds):
         key = key_of(
-            __version__, recipe.data, recipe.training, dict(table), seed, state_digest(model)
-        )
+            __version__, tasks.primary.train.identity(), tasks.harmful.train.identity(),
+            recipe.training, dict(table), seed, state_digest(model),
+            (hardware or Hardware()).precision,
+        )  # fmt: skip
         stem = f"{table['name']}-{seed}-{key[:16]}"
         path = None if store is None else store / f"{stem}.safetensors"
         fresh = copy.deepcopy(model)

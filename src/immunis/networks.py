@@ -86,7 +86,10 @@ def _transformers(name: str, classes: int, pretrained: bool, options: dict[str, 
 
 def _fit_head(model: nn.Module, classes: int) -> None:
     """Give a torchvision model a head of the wanted width, unless it has one."""
-    name, head = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
+    linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        raise ValueError("it has no linear head.")
+    name, head = linear[-1]
     if head.out_features != classes:
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, nn.Linear(head.in_features, classes))

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from immunis.errors import InputError, SettingsError
 from immunis.processes import rank, world
-from immunis.tasks import Task
+from immunis.tasks import Split, Task
 
 Rows = Tensor
 
@@ -27,6 +28,11 @@ def held_out(count: int, share: float) -> tuple[Rows, Rows]:
     """Rows to train on and rows to hold out; the same for every run on the same data."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
     size = round(count * share)
+    if not 2 <= size <= count - 2:
+        raise SettingsError(
+            f"held_out={share}: {size} of {count} rows would be held out; at least 2 are needed "
+            "to hold out and 2 to train on."
+        )
     return order[size:].sort().values, order[:size].sort().values
 
 
@@ -40,8 +46,10 @@ class Stream:
 
     Args:
         task: whose training data.
-        batch: rows per step over all processes together; at most all of them.
+        batch: rows per step over all processes together: at most all of them, and rounded down
+            to a multiple of the processes, so that each has an equal share.
         rows: which rows; all of them if left out.
+        split: which data; the task's training data if left out.
         seed: decides the order.
         workers: processes that read ahead, for data that is not in memory.
         device: where data in memory is kept and batches arrive.
@@ -53,11 +61,12 @@ class Stream:
         batch: int,
         rows: Rows | None = None,
         *,
+        split: Split | None = None,
         seed: int = 0,
         workers: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.task, self.split, self.seed = task, task.train, seed
+        self.task, self.split, self.seed = task, split or task.train, seed
         self.workers, self.device = workers, torch.device(device)
         self._memory = self.split.tensors() if self.split.in_memory else None
         self._dataset, self._options = self.split.dataset()
@@ -67,7 +76,9 @@ class Stream:
             self._dataset, self._finish = source.as_raw(), source.finish
         count = len(self._dataset)  # type: ignore[arg-type]
         self.rows = torch.arange(count) if rows is None else rows
-        self.batch = min(batch, len(self.rows))
+        self.batch = min(batch, len(self.rows)) // world() * world()
+        if not self.batch:
+            raise SettingsError(f"batch={batch}: {world()} processes need a row each.")
         self._orders: dict[int, Rows] = {}
         if self._memory is not None and _fits(self._memory[0], self.device):
             self._memory = self._memory[0].to(self.device), self._memory[1].to(self.device)
@@ -117,6 +128,8 @@ class Stream:
         return inputs.to(self.device), self._positions(labels.to(self.device))
 
     def _loaded(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        if not batches:
+            return
         options = {**self._options}
         options["num_workers"] = self.workers or options.get("num_workers", 0)
         loader = DataLoader(
@@ -126,9 +139,14 @@ class Stream:
             prefetch_factor=4 if options["num_workers"] else None,
             **options,
         )
-        for inputs, labels in self.split.checked(loader):
-            inputs = self._finish(inputs.to(self.device, non_blocking=True))
-            yield inputs, self._positions(labels.to(self.device))
+        last = None
+        for found in self.split.checked(loader):
+            # every step has a batch, or the two tasks and the processes would fall out of step
+            last = found or last
+            if last is None:
+                raise InputError(f"{self.split.where}: nothing in the first batch can be read.")
+            inputs = self._finish(last[0].to(self.device, non_blocking=True))
+            yield inputs, self._positions(last[1].to(self.device))
 
     def _positions(self, labels: Tensor) -> Tensor:
         if self.task.kind == "classification":

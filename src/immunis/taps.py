@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from immunis.errors import InputError
-from immunis.features import Cut, fitting, logits_of, pooled, tensor_of
+from immunis.features import Cut, fitting, logits_of
 
 
 class Tapped(nn.Module):
@@ -24,7 +24,7 @@ class Tapped(nn.Module):
                 "the model has no linear head: its primary loss cannot be kept while it is "
                 "trained. End it with nn.Linear, or name the head with head=."
             )
-        self.model, self.layers = cut.model, tuple(layers)
+        self.model, self.layers, self._pool = cut.model, tuple(layers), cut.pool
         self._found: dict[str, Any] = {}
         self._handles = []
         for layer in self.layers:
@@ -45,7 +45,7 @@ class Tapped(nn.Module):
         """Run the model once."""
         self._found.clear()
         answers = logits_of(self.model(fitting(self.model, inputs)))
-        features = {layer: pooled(tensor_of(self._found[layer])) for layer in self.layers}
+        features = {layer: self._pool(layer, self._found[layer]) for layer in self.layers}
         self._found.clear()
         return answers, features
 

@@ -102,7 +102,16 @@ class Split:
         if isinstance(loader, Dataset):
             loader = DataLoader(loader, batch_size=size, collate_fn=collate)
         assert loader is not None
-        yield from self.checked(loader)
+        seen = 0
+        for batch in self.checked(loader):
+            if batch is not None:
+                seen += len(batch[0])
+                yield batch
+        if seen < 2:
+            raise InputError(
+                f"{self.where}: {seen} sample(s) came; at least 2 are needed. "
+                "Check the filter that selected this split."
+            )
 
     def dataset(self) -> tuple[Dataset, dict[str, Any]]:
         """Return the samples one by one, and what a loader of them needs (workers, collation).
@@ -129,14 +138,17 @@ class Split:
         assert source is not None
         return source, options
 
-    def checked(self, batches: Iterable[Any]) -> Iterator[Batch]:
-        """Check what a loader yields, batch by batch; skip and count unreadable samples."""
-        seen = 0
+    def checked(self, batches: Iterable[Any]) -> Iterator[Batch | None]:
+        """Check what a loader yields, batch by batch; skip and count unreadable samples.
+
+        None stands for a batch of which nothing could be read.
+        """
         for batch in batches:
             if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], list):
                 batch, bad = batch
                 self._skip(bad)
                 if batch is None:
+                    yield None
                     continue
             if not (isinstance(batch, tuple | list) and len(batch) == 2):
                 raise InputError(
@@ -146,13 +158,7 @@ class Split:
             inputs = _as_tensor(batch[0], f"{self.where} inputs")
             labels = _as_tensor(batch[1], f"{self.where} labels")
             _check_batch(inputs, labels, self.where)
-            seen += len(inputs)
             yield inputs, labels
-        if seen < 2:
-            raise InputError(
-                f"{self.where}: {seen} sample(s) came; at least 2 are needed. "
-                "Check the filter that selected this split."
-            )
 
     def _skip(self, bad: list[Corrupt]) -> None:
         if not {item.name for item in bad} - self.corrupt:
@@ -191,6 +197,13 @@ class Split:
         """Yield a 128-bit hash of each input row, for overlap checks; labels are left out."""
         for inputs, _ in self.batches():
             yield from hash_rows(inputs)
+
+    def identity(self) -> str:
+        """What tells this data from other data: its fingerprint, or its size where that is dear."""
+        source: Any = getattr(self._loader, "dataset", self._loader)
+        if self.in_memory or hasattr(source, "fingerprint"):
+            return self.fingerprint()
+        return f"{self.where} {len(source)}" if hasattr(source, "__len__") else self.where
 
     def fingerprint(self) -> str:
         """Return an order-independent hash of inputs and labels together.

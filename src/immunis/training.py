@@ -26,7 +26,7 @@ from immunis.errors import InputError, NumericalError, RankWarning, SettingsErro
 from immunis.features import Cut, fitting, logits_of, state_digest
 from immunis.heldout import HeldOut, merit
 from immunis.objectives.base import Objective
-from immunis.processes import rank
+from immunis.processes import rank, summed, world
 from immunis.settings import require
 from immunis.streams import Stream, augmented, held_out
 from immunis.taps import Tapped
@@ -214,6 +214,7 @@ def fit(
     folder: str | Path | None = None,
     resume: bool = False,
     wandb: str | None = None,
+    identity: str = "",
     judge: str | None = None,
     progress: Progress = lambda what, share: None,
 ) -> Fit:
@@ -231,6 +232,7 @@ def fit(
         folder: where checkpoints and TensorBoard's curves go; none are written without.
         resume: go on from the checkpoint in ``folder``, if there is one.
         wandb: Weights & Biases project to log to.
+        identity: what the objective is, so that a checkpoint of another one is refused.
         judge: what early stopping goes by; the objective's if left out.
         progress: called with what was done and the share of the whole.
 
@@ -240,6 +242,9 @@ def fit(
     """
     began = time.perf_counter()
     hardware = hardware or Hardware()
+    if resume and folder is None:
+        raise SettingsError("resume goes on from a folder; give folder= too.")
+    _check_head(cut, primary)
     judge = judge or (objective.judge if harmful is not None else "primary")
     fabric = hardware.fabric()
     start = cut.copy()
@@ -270,13 +275,12 @@ def fit(
         warnings.filterwarnings("ignore", message=".*broadcast_buffers")
         module = fabric.setup(tapped)
     inner = module._forward_module
-    head_names = {f"{start.head}.{n}" for n, _ in start.head_layer.named_parameters()}  # type: ignore[union-attr]
     named = {_plain(n): p for n, p in module.named_parameters() if p.requires_grad}
     body = [p for n, p in named.items() if n in names]
     groups: list[dict[str, Any]] = [
         {"params": body, "lr": training.rate, "weight_decay": training.weight_decay},
         {
-            "params": [p for n, p in named.items() if n in head_names],
+            "params": [p for n, p in named.items() if n not in names],
             "lr": training.rate if training.head_rate is None else training.head_rate,
             "weight_decay": training.head_weight_decay,
         },
@@ -300,11 +304,13 @@ def fit(
     engine = Engine(
         fabric, module, objective, body, _encoder(harmful),
         teacher=teacher, head=harmful_head, smoothing=training.label_smoothing,
+        classify=harmful is not None and harmful.kind == "classification",
         accumulate=training.accumulate, joint=training.batchnorm == "freeze",
         sharded=hardware.strategy == "fsdp",
     )  # fmt: skip
 
     def measure(step: int) -> dict[str, Any]:
+        _agree_on_buffers(module)
         mode = [m for m in module.modules() if m.training]
         module.eval()
 
@@ -318,7 +324,7 @@ def fit(
         return figures
 
     path = None if folder is None else Path(folder)
-    run = _fingerprint(cut, primary, harmful, training, seed)
+    run = _fingerprint(cut, primary, harmful, training, seed, identity)
     history: list[dict[str, Any]] = []
     best: dict[str, Any] = {"step": 0, "merit": -math.inf, "model": None}
     done = 0
@@ -342,10 +348,15 @@ def fit(
                 "head": {} if harmful_head is None else harmful_head.state_dict(),
             })  # fmt: skip
 
+    def patient() -> bool:
+        since = sum(row["step"] > best["step"] for row in history)
+        return not training.patience or best["model"] is None or since < training.patience
+
     stride = math.ceil(steps / training.evaluate)
+    stop = steps if patient() else done
     pairs = zip(
-        first.batches(done, steps),
-        second.batches(done, steps) if second else itertools.repeat(None),
+        first.batches(done, stop),
+        second.batches(done, stop) if second else itertools.repeat(None),
         strict=False,
     )
     for step, (batch, other) in enumerate(pairs, done):
@@ -360,7 +371,9 @@ def fit(
         norm = fabric.clip_gradients(
             module, optimizer, max_norm=training.clip, error_if_nonfinite=False
         )
-        if not (math.isfinite(float(norm)) and all(map(math.isfinite, values.values()))):
+        scaled = hardware.precision == "16-mixed"  # its scaler skips a step that overflows
+        finite = scaled or math.isfinite(float(norm))
+        if not (finite and all(map(math.isfinite, values.values()))):
             raise _diverged(step, values, path)
         optimizer.step()
         tracker.log(
@@ -376,8 +389,7 @@ def fit(
             best = {"step": step + 1, "merit": score, "model": checkpoints.model_state(inner)}
         keep(step + 1)
         tracker.log(step, {f"held out/{name}": value for name, value in figures.items()})
-        since = sum(row["step"] > best["step"] for row in history)
-        if training.patience and best["model"] is not None and since >= training.patience:
+        if not patient():
             break
 
     if best["model"] is None:
@@ -393,7 +405,7 @@ def fit(
     result.load_state_dict({_plain(name): tensor for name, tensor in best["model"].items()})
     return Fit(
         result.eval(), history, best["step"], engine.weights, history[-1]["step"],
-        time.perf_counter() - began, notes,
+        time.perf_counter() - began, [*notes, *engine.notes],
     )  # fmt: skip
 
 
@@ -409,13 +421,35 @@ def _count(task: Task) -> int:
     return count
 
 
+def _check_head(cut: Cut, primary: Task) -> None:
+    """Refuse a head that does not answer the primary task, whose training would ruin it."""
+    layer = cut.head_layer
+    if layer is not None and layer.out_features != primary.outputs:
+        hint = (
+            f" If its labels are some of the head's, say Task(..., classes={layer.out_features})."
+            if layer.out_features > primary.outputs
+            else ""
+        )
+        raise InputError(
+            f"head {cut.head!r} has {layer.out_features} outputs, {primary.name} has "
+            f"{primary.outputs}; they must agree.{hint}"
+        )
+
+
+def _agree_on_buffers(module: nn.Module) -> None:
+    """Average running statistics over processes, so that all of them measure one model."""
+    if world() > 1:
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(summed(buffer) / world())
+
+
 def _trainable(cut: Cut, training: Training) -> set[str]:
     """Freeze all parameters but the chosen ones and the head; return the chosen names."""
     names = set(cut.parameters_named(training.layers))
+    of_head = set() if cut.head_layer is None else {id(p) for p in cut.head_layer.parameters()}
     for name, parameter in cut.model.named_parameters():
-        parameter.requires_grad_(
-            name in names or (cut.head is not None and name.startswith(f"{cut.head}."))
-        )
+        parameter.requires_grad_(name in names or id(parameter) in of_head)
     return names
 
 
@@ -471,11 +505,11 @@ def _diverged(step: int, values: dict[str, float], folder: Path | None) -> Numer
 
 
 def _fingerprint(
-    cut: Cut, primary: Task, harmful: Task | None, training: Training, seed: int
+    cut: Cut, primary: Task, harmful: Task | None, training: Training, seed: int, identity: str
 ) -> str:
-    """What a checkpoint must agree with to be resumed: settings, sizes, starting weights."""
-    total = hashlib.sha256(json.dumps([asdict(training), seed], default=str).encode())
+    """What a checkpoint must agree with to be resumed: objective, settings, data, weights."""
+    total = hashlib.sha256(json.dumps([asdict(training), seed, identity], default=str).encode())
     for task in (primary, harmful):
-        total.update(repr(None if task is None else (task.name, _count(task))).encode())
+        total.update(b"none" if task is None else task.train.identity().encode())
     total.update(state_digest(cut.model).encode())
     return total.hexdigest()

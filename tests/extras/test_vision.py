@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import timm
 import torch
 
 pytest.importorskip("timm")
@@ -86,7 +87,40 @@ def test_an_export_loads_in_code_that_never_heard_of_immunis(tmp_path):
     assert "RIR =" in card
 
 
+@pytest.mark.filterwarnings("ignore::immunis.RankWarning")
+def test_an_export_keeps_the_options_a_model_was_built_with(tmp_path):
+    primary, harmful = pair()
+    result = immunize(vit(), primary, harmful, "probe", training=SHORT)
+    recipe = {"model": {"timm": "vit_tiny_patch16_224", "options": VIT}, "data": {"size": 32}}
+    export(result.model, result.record.with_settings(recipe=recipe), tmp_path)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    x = primary.test.first(3)
+    assert torch.allclose(again(x), result.model(x), atol=1e-5)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["pretrained_cfg"]["input_size"] == [3, 32, 32]
+
+
+@pytest.mark.parametrize(
+    ("name", "last"), [("swin_tiny_patch4_window7_224", "layers"), ("convnext_atto", "stages")]
+)
+def test_other_architectures_are_cut_well(name, last):
+    options = {"img_size": 64, "window_size": 2} if "swin" in name else {}
+    whole = cut(named_network("timm", name, 4, options=options), torch.randn(2, 3, 64, 64), 4)
+    widths = [z.shape[1] for z in whole.read(torch.randn(2, 3, 64, 64), whole.stages)]
+    assert widths == sorted(widths)
+    assert widths[-1] == whole.width
+    assert whole.stages[-1].startswith(last)
+
+
+def test_a_timm_model_of_other_classes_is_refused():
+    model = named_network("timm", "resnet10t", 10)
+    with pytest.raises(InputError, match="has 10 outputs"):
+        immunize(model, *pair(), "probe", training=SHORT)
+
+
 def test_torchvision_models_are_built_and_cut():
+    with pytest.raises(SettingsError, match="no linear head"):
+        named_network("torchvision", "squeezenet1_0", 4)
     model = named_network("torchvision", "resnet18", 4)
     whole = cut(model, torch.randn(2, 3, 32, 32), 4)
     assert (whole.head, whole.width, whole.stages[-1]) == ("fc", 512, "layer4")
@@ -109,13 +143,14 @@ def test_unknown_models_are_refused():
         named_network("timm", "resnet_none", 4)
 
 
-def test_timm_datasets_are_read(tmp_path, monkeypatch):
+def test_timm_datasets_are_read(tmp_path):
     write_folders(tmp_path, "train")
     write_folders(tmp_path, "validation")
-    monkeypatch.setenv("IMMUNIS_DATA", str(tmp_path))
-    data = read_images("timm:", "train", 16)
+    data = read_images("timm:", "train", 16, root=tmp_path)
     assert len(data) == 12
     assert data[0][0].shape == (3, 16, 16)
+    with pytest.raises(InputError, match="timm cannot read"):
+        read_images("timm:", "train", 16, root=tmp_path / "nowhere")
 
 
 @pytest.fixture(scope="module")

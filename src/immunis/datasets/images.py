@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,12 @@ from immunis.datasets.common import Tasks, data_folder
 from immunis.errors import InputError, SettingsError
 from immunis.tasks import MOST_CORRUPT, Corrupt, Task
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, timm's default
+Scaling = Literal["imagenet", "clip", "inception"]
+SCALINGS = {  # mean and deviation of each channel, as timm's models were trained with
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "inception": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"}
 TEST_NAMES = ("test", "val", "valid", "validation")
 MOST_PIXELS = 1 << 26
@@ -58,23 +63,31 @@ class Images(Dataset):
 
     The shorter side is resized to ``size`` and the centre is kept. What cannot be decoded
     comes as ``Corrupt``, which tasks skip and count. With ``raw`` pixels come as uint8, a
-    quarter of the bytes, to be ``finish``\ ed on the device.
+    quarter of the bytes, and ``finish`` scales them on the device.
     """
-
-    finish = staticmethod(lambda images: normalised(images))
 
     def __init__(
         self,
         items: Sequence[Item],
         size: int,
         classes: Sequence[str] | None = None,
+        scaling: Scaling = "imagenet",
         raw: bool = False,
     ) -> None:
-        self.items, self.size, self.classes, self.raw = list(items), size, classes, raw
+        self.items, self.size, self.classes = list(items), size, classes
+        self.scaling, self.raw = scaling, raw
+
+    def having(self, items: Sequence[Item]) -> Images:
+        """Other images, shown alike."""
+        return Images(items, self.size, self.classes, self.scaling, self.raw)
 
     def as_raw(self) -> Images:
         """The same images as uint8."""
-        return Images(self.items, self.size, self.classes, raw=True)
+        return Images(self.items, self.size, self.classes, self.scaling, raw=True)
+
+    def finish(self, pixels: Tensor) -> Tensor:
+        """Scale uint8 pixels, wherever they are, as the model expects them."""
+        return normalised(pixels, self.scaling)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -83,11 +96,11 @@ class Images(Dataset):
         pixels = self.pixels(index)
         if isinstance(pixels, Corrupt):
             return pixels
-        return pixels if self.raw else normalised(pixels), self.items[index].label
+        return pixels if self.raw else self.finish(pixels), self.items[index].label
 
     def fingerprint(self) -> str:
         """Hash of every image's name, encoded size and class, and of the size it is shown at."""
-        total = hashlib.sha256(str(self.size).encode())
+        total = hashlib.sha256(f"{self.size} {self.scaling}".encode())
         for item in self.items:
             bytes_ = item.source if isinstance(item.source, bytes) else None
             length = len(bytes_) if bytes_ is not None else _size_of(item)
@@ -120,24 +133,30 @@ def decode(content: bytes, size: int) -> Tensor:
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 
-def normalised(image: Tensor) -> Tensor:
-    """uint8 pixels (…, 3, H, W) to float32 with ImageNet's mean and deviation."""
-    mean, std = (torch.tensor(v, device=image.device)[:, None, None] for v in (MEAN, STD))
+def normalised(image: Tensor, scaling: Scaling = "imagenet") -> Tensor:
+    """uint8 pixels (…, 3, H, W) to float32, less a mean and over a deviation per channel."""
+    mean, std = (torch.tensor(v, device=image.device)[:, None, None] for v in SCALINGS[scaling])
     return (image.float() / 255 - mean) / std
 
 
 def read_images(
-    folder: str | Path, split: str, size: int, classes: Sequence[str] | None = None
+    folder: str | Path,
+    split: str,
+    size: int,
+    classes: Sequence[str] | None = None,
+    scaling: Scaling = "imagenet",
+    root: str | Path = ".",
 ) -> Dataset:
     """Read one split (``"train"`` or ``"test"``) of a data set in any of the known layouts.
 
-    ``classes`` are those of the training split, so that the test split numbers them alike.
+    ``classes`` are those of the training split, so that the test split numbers them alike;
+    ``root`` is where timm looks for data.
 
     Raises:
         InputError: where the folder holds none of them, or lacks a column or file.
     """
     if str(folder).startswith("timm:"):
-        return _timm(str(folder).removeprefix("timm:"), split, size)
+        return _timm(str(folder).removeprefix("timm:"), split, size, scaling, root)
     base = Path(folder)
     if not base.is_dir():
         raise InputError(f"image folder {base} does not exist.")
@@ -145,18 +164,19 @@ def read_images(
     for name in names:
         files = sorted(base.glob(f"{name}.parquet")) or sorted(base.glob(f"data/{name}-*.parquet"))
         if files:
-            return Images(_parquet(files), size)
+            return Images(_parquet(files), size, scaling=scaling)
         if (base / name).is_dir():
-            return _folders(base / name, size, classes)
+            found, classes = _folders(base / name, classes)
+            return Images(found, size, classes, scaling)
     if any(base.glob("**/cars_*_annos*.mat")):
-        return Images(_cars(base, split), size)
+        return Images(_cars(base, split), size, scaling=scaling)
     raise InputError(
         f"{base} holds no {split} images: expected {names[0]}.parquet, {names[0]}/CLASS/*.jpg, or "
         "Stanford Cars' devkit beside its images."
     )
 
 
-def _folders(base: Path, size: int, classes: Sequence[str] | None) -> Images:
+def _folders(base: Path, classes: Sequence[str] | None) -> tuple[list[Item], Sequence[str]]:
     found = sorted(entry.name for entry in base.iterdir() if entry.is_dir())
     classes = found if classes is None else classes
     strange = sorted(set(found) - set(classes))
@@ -170,7 +190,7 @@ def _folders(base: Path, size: int, classes: Sequence[str] | None) -> Images:
     ]
     if not items:
         raise InputError(f"{base} holds no images in class folders ({', '.join(SUFFIXES)}).")
-    return Images(items, size, classes)
+    return items, classes
 
 
 def _parquet(files: Sequence[Path]) -> list[Item]:
@@ -224,20 +244,24 @@ def _cars(base: Path, split: str) -> list[Item]:
     return [Item(folder / name, label - 1, str(folder / name)) for name, label in named]
 
 
-def _timm(name: str, split: str, size: int) -> Dataset:
+def _timm(name: str, split: str, size: int, scaling: Scaling, root: str | Path) -> Dataset:
     try:
         from timm.data import create_dataset
     except ImportError as error:
-        raise SettingsError("timm is not installed: pip install immunis[vision]") from error
+        raise SettingsError("timm is not installed: pip install 'immunis[vision]'") from error
 
     def transform(picture: Any) -> Tensor:
         buffer = io.BytesIO()
         picture.convert("RGB").save(buffer, "PNG")
-        return normalised(decode(buffer.getvalue(), size))
+        return normalised(decode(buffer.getvalue(), size), scaling)
 
-    root = os.environ.get("IMMUNIS_DATA", ".")
     where = "validation" if split == "test" else "train"
-    return create_dataset(name, root=root, split=where, transform=transform)
+    try:
+        data = create_dataset(name, root=str(root), split=where, transform=transform)
+    except Exception as error:  # timm's readers raise what they like
+        raise InputError(f"timm cannot read {name!r} ({where}) in {root}: {error}") from error
+    _labels(data)
+    return data
 
 
 def load(data: Images, where: str) -> tuple[Tensor, Tensor]:
@@ -256,13 +280,15 @@ def load(data: Images, where: str) -> tuple[Tensor, Tensor]:
             f"({bad[0].reason}).",
             stacklevel=2,
         )
+    if len(bad) == len(found):
+        raise InputError(f"{where}: no image can be read ({bad[0].reason}).")
     good = [
         (x, item.label)
         for x, item in zip(found, data.items, strict=True)
         if not isinstance(x, Corrupt)
     ]
     pixels = torch.stack([x for x, _ in good])
-    inputs = torch.cat([normalised(part) for part in pixels.split(4096)])
+    inputs = torch.cat([data.finish(part) for part in pixels.split(4096)])
     return inputs, torch.tensor([label for _, label in good])
 
 
@@ -272,6 +298,7 @@ def images(
     transfer: str | None = None,
     size: int = 224,
     memory: bool = False,
+    scaling: Scaling = "imagenet",
     folder: str | None = None,
 ) -> Tasks:
     """Read images: folders, Hugging Face parquet, Stanford Cars' devkit, or timm's readers.
@@ -279,15 +306,19 @@ def images(
     Within each harmful class every second training image is kept from the defender and
     given to the attacker. Images that occur twice are kept once, and those of the test split
     are dropped from training, so that nobody is scored on what they have seen. ``memory``
-    decodes everything once, up front, in an order that does not depend on the layout.
+    decodes everything once, up front, in an order that does not depend on the layout;
+    ``scaling`` is what the model was trained with.
     """
     if size < 8:
         raise SettingsError(f"size={size}: need at least 8 pixels.")
 
     def parts(name: str, distinct: bool) -> tuple[Any, Any, list[int]]:
-        where = name if name.startswith("timm:") else data_folder(name, folder)
-        train = read_images(where, "train", size)
-        test = read_images(where, "test", size, getattr(train, "classes", None))
+        timm = name.startswith("timm:")
+        where = name if timm else data_folder(name, folder)
+        root = data_folder(".", folder) if timm else "."
+        train = read_images(where, "train", size, None, scaling, root)
+        classes = getattr(train, "classes", None)
+        test = read_images(where, "test", size, classes, scaling, root)
         if memory:
             train, test = _in_order(train, name), _in_order(test, name)
         if distinct and isinstance(train, Images) and isinstance(test, Images):
@@ -343,15 +374,21 @@ def _distinct(train: Images, test: Images, name: str) -> Images:
     dropped = len(train) - len(items)
     if dropped:
         warnings.warn(f"{name}: {dropped} training image(s) occur twice; dropped.", stacklevel=4)
-    return Images(items, train.size, train.classes)
+    return train.having(items)
 
 
 def _labels(data: Any) -> list[int]:
     """Class of every sample of a timm data set, without decoding."""
-    return [int(label) for _, label in data.reader.samples]
+    samples = getattr(getattr(data, "reader", None), "samples", None)
+    if samples is None:
+        raise InputError(
+            f"{type(data).__name__} does not list its labels, so it cannot be split between "
+            "defender and attacker; give a timm reader of image folders."
+        )
+    return [int(label) for _, label in samples]
 
 
 def _subset(data: Any, rows: list[int]) -> Any:
     if isinstance(data, Images):
-        return Images([data.items[row] for row in rows], data.size, data.classes)
+        return data.having([data.items[row] for row in rows])
     return Subset(data, rows)

@@ -33,6 +33,7 @@ class View:
         teacher: the original model's answers to the primary batch, if the objective asks.
         head: a harmful head that follows the features, if the objective asks.
         smoothing: label smoothing of the primary loss.
+        classify: whether harmful labels are classes.
     """
 
     logits: Tensor
@@ -43,6 +44,7 @@ class View:
     teacher: Tensor | None = None
     head: nn.Linear | None = None
     smoothing: float = 0.0
+    classify: bool = True
 
     @property
     def supervised(self) -> Tensor:
@@ -75,6 +77,8 @@ class View:
         assert self.head is not None
         features = self.harmful[""].float()
         answers = self.head(features / features.detach().norm(dim=1).mean().clamp(min=1e-12))
+        if not self.classify:
+            return functional.mse_loss(answers, self.targets.float())
         return functional.cross_entropy(answers, self.targets.float())
 
 
