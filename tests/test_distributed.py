@@ -79,20 +79,22 @@ def test_two_processes_give_the_gradient_of_the_joined_batch(tmp_path):
             assert torch.allclose(one, two, rtol=1e-9, atol=1e-12), name
 
 
-def _run(hardware, name="probe", folder=None, **more):
+def _run(hardware, name="probe", folder=None, batchnorm="freeze", **more):
     primary, harmful = tasks()
     whole = cut(small_net(), primary.train.first(2), 4)
     method = get_method(name)
     objective = method.objective(method.configure(more, network=True), whole)
-    training = Training(steps=4, batch=48, harmful_batch=96, rate=1e-3, optimizer="sgd", evaluate=2)
+    training = Training(
+        steps=4, batch=48, harmful_batch=96, rate=1e-3, optimizer="sgd", evaluate=2,
+        batchnorm=batchnorm,
+    )  # fmt: skip
     return fit(whole, objective, primary, harmful, training, hardware, folder=folder)
 
 
 def _train(rank, port, folder, name, settings):
     _start(rank, port)
     result = _run(Hardware(devices=2, strategy="ddp"), name, folder, **settings)
-    if rank == 0:
-        torch.save(result.model.state_dict(), f"{folder}/model.pt")
+    torch.save((result.model.state_dict(), result.history), f"{folder}/model{rank}.pt")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,14 @@ def _train(rank, port, folder, name, settings):
 def test_two_processes_train_as_one(tmp_path, name, settings):
     _spawn(_train, str(tmp_path), name, settings)
     one = _run(Hardware(), name, **settings).model.state_dict()
-    two = torch.load(tmp_path / "model.pt", weights_only=True)
+    two, _ = torch.load(tmp_path / "model0.pt", weights_only=True)
     assert list(one) == list(two)
     for key in one:
         assert torch.allclose(one[key].float(), two[key].float(), atol=2e-5), key
+
+
+def test_processes_agree_on_updated_statistics(tmp_path):
+    _spawn(_train, str(tmp_path), "condition", {"batchnorm": "update"})
+    first, second = (torch.load(tmp_path / f"model{r}.pt", weights_only=True) for r in (0, 1))
+    assert first[1] == second[1]
+    assert all(torch.equal(first[0][key], second[0][key]) for key in first[0])

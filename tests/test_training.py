@@ -436,11 +436,9 @@ class TestAfterAReview:
     def test_a_finished_run_resumes_to_itself_also_from_streamed_data(self, tmp_path):
         primary, harmful = tasks()
         lazy = [Task(Plain(t), t.test.tensors(), t.name, classes=t.outputs) for t in tasks()]
-        for pair, folder in (((primary, harmful), "a"), (lazy, "b")):
+        for pair, place in (((primary, harmful), tmp_path / "a"), (lazy, tmp_path / "b")):
             done = [
-                fit(
-                    whole(), objective("probe"), *pair, SHORT, folder=tmp_path / folder, resume=True
-                )
+                fit(whole(), objective("probe"), *pair, SHORT, folder=place, resume=True)
                 for _ in range(2)
             ]
             assert states_equal(*(r.model.state_dict() for r in done))
