@@ -24,23 +24,8 @@ class Tasks(NamedTuple):
 
 
 def data_folder(name: str, folder: str | Path | None) -> Path:
-    """Find a folder of data in ``folder``, ``$IMMUNIS_DATA`` or ``~/.cache/immunis``.
-
-    An absolute name is taken as it is.
-    """
-    places = _places(folder)
-    for place in places:
-        if (place / name).is_dir():
-            return place / name
-    searched = ", ".join(str(place / name) for place in places)
-    raise InputError(f"data folder not found; looked for {searched}. Pass --data, or set it up.")
-
-
-def _places(folder: str | Path | None) -> list[Path]:
-    if folder is not None:
-        return [Path(folder)]
-    named = os.environ.get("IMMUNIS_DATA")
-    return [*([Path(named)] if named else []), Path.home() / ".cache" / "immunis"]
+    """Find a folder of data where ``data_file`` looks; an absolute name is taken as it is."""
+    return _find(name, folder, "folder", "Pass --data, or set $IMMUNIS_DATA.")
 
 
 def data_file(name: str, folder: str | Path | None, how: str) -> Path:
@@ -49,9 +34,15 @@ def data_file(name: str, folder: str | Path | None, how: str) -> Path:
     Raises:
         InputError: naming the places searched and ``how`` to get the file.
     """
-    places = _places(folder)
-    for place in places:
-        if (place / name).is_file():
-            return place / name
-    searched = ", ".join(str(place / name) for place in places)
-    raise InputError(f"data file not found; looked for {searched}. {how}")
+    return _find(name, folder, "file", how)
+
+
+def _find(name: str, folder: str | Path | None, kind: str, how: str) -> Path:
+    named = os.environ.get("IMMUNIS_DATA")
+    places = [Path(named)] if named else []
+    places.append(Path.home() / ".cache" / "immunis")
+    paths = [place / name for place in (places if folder is None else [Path(folder)])]
+    for path in paths:
+        if path.is_dir() if kind == "folder" else path.is_file():
+            return path
+    raise InputError(f"data {kind} not found; looked for {', '.join(map(str, paths))}. {how}")
