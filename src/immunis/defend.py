@@ -26,12 +26,11 @@ from immunis.records import Record
 from immunis.regularizers import rho_of_gram
 from immunis.settings import check
 from immunis.spectrum import quiet_spectrum
-from immunis.streams import Stream, spread
+from immunis.streams import PER_DIMENSION, SAMPLES, Stream, spread
 from immunis.tasks import Task
 from immunis.training import Fit, Hardware, Training, fit
 
 BATCH = 256
-SAMPLES, PER_DIMENSION = 16384, 8
 
 
 @dataclass(frozen=True)

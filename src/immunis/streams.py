@@ -22,6 +22,7 @@ from immunis.processes import rank, world
 from immunis.tasks import Split, Task
 
 Rows = Tensor
+SAMPLES, PER_DIMENSION = 16384, 8  # a Gram is over at most that many rows, or that many times D
 
 
 def held_out(count: int, share: float) -> tuple[Rows, Rows]:
