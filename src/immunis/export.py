@@ -84,7 +84,7 @@ def readme(record: Record) -> str:
         "",
         f"# {_inline(record.name)}",
         "",
-        f"Immunized with [immunis](https://pypi.org/project/immunis/) {__version__}, method "
+        f"Immunized with immunis {__version__}, method "
         f"`{_inline(str(record.settings['method']))}`, seed {record.seed}.",
         "",
         immunize_table(record).markdown(),
