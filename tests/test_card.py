@@ -1,5 +1,9 @@
+import dataclasses
 import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +76,52 @@ def test_a_record_without_a_card_is_refused(pair):
 )
 def test_numbers_are_written_for_people(value, text):
     assert number(value) == text
+
+
+@pytest.fixture(scope="module")
+def audit_record():
+    return Record.load(Path(__file__).parents[1] / "results" / "audit-digit-parity.json")
+
+
+def test_the_audit_card_leads_with_the_verdict_and_its_threat_model(audit_record):
+    html = render(audit_record)
+    assert html.index("keeps") < html.index("<svg")
+    assert audit_record.figures["worst_case"]["erase"]["attack"] in html
+    assert "disjoint from the defender" in html
+    for attack in audit_record.settings["attacks"]:
+        assert f"<option>{attack}</option>" in html
+    assert "not part of this audit" in html
+    assert len(html) < 600_000
+    assert "http" not in html
+    embedded = re.search(r'<script type="application/json" id="record">(.*?)</script>', html, re.S)
+    assert json.loads(embedded.group(1)) == audit_record.to_dict()
+
+
+def test_a_broken_model_is_not_called_immune(audit_record):
+    figures = json.loads(json.dumps(audit_record.figures))
+    figures["worst_case"]["erase"]["broken"] = True
+    assert "broken, not immune" in render(dataclasses.replace(audit_record, figures=figures))
+
+
+def test_the_audit_card_escapes_names_of_models(audit_record):
+    evil = "<img src=x onerror=alert(1)>"
+    text = json.dumps(audit_record.figures).replace('"erase"', json.dumps(evil))
+    html = render(dataclasses.replace(audit_record, figures=json.loads(text)))
+    assert evil not in html
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_the_audit_card_draws_its_curves_in_a_browser(audit_record, tmp_path):
+    page = tmp_path / "card.html"
+    page.write_text(render(audit_record), encoding="utf-8")
+    flags = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", "--no-first-run",
+        f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr",
+    ]  # fmt: skip
+    done = subprocess.run(
+        ["chromium", *flags, "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.count("<polyline") == len(audit_record.figures["models"]) + 1
+    assert "CONSOLE" not in done.stderr

@@ -82,6 +82,11 @@ def test_audit_defends_once_for_each_seed(recipe, tmp_path):
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert len(record["figures"]["models"]["probe"]["variants"]) == 2
+    assert (tmp_path / "out" / "card.html").exists()
+    again = call("card", tmp_path / "out" / "record.json", "-o", tmp_path / "again.html")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "again.html").read_text() == (tmp_path / "out" / "card.html").read_text()
+    assert call("card", tmp_path / "nothing.json").returncode == 2
     wrong = call("audit", recipe, "-o", tmp_path / "out", "--methods", "prob")
     assert wrong.returncode == 2
     assert "did you mean 'probe'" in wrong.stderr.replace("\n", " ")

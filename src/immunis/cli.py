@@ -256,8 +256,9 @@ def audit(
     Finished attacks are kept in the output folder: the same command goes on where it stopped.
     """
     from immunis.audit import audit_recipe as run
+    from immunis.card import render
     from immunis.recipes import load_recipe
-    from immunis.records import check_folder, make_folder
+    from immunis.records import check_folder, make_folder, write_text
     from immunis.tables import (
         audit_table,
         models_table,
@@ -285,6 +286,7 @@ def audit(
             progress=bar,
         )
     path = result.record.save(folder / "record.json")
+    page = write_text(folder / "card.html", render(result.record))
     if json:
         typer.echo(result.to_json())
         return
@@ -309,7 +311,23 @@ def audit(
     )
     if not f["disjoint"]["checked"]:
         out.print("Not checked: whether the attacker's data is disjoint from the defender's.")
-    _where(path)
+    _where(path, page)
+
+
+@app.command()
+def card(
+    record: Annotated[Path, typer.Argument(help="A record.json of demo, immunize or audit.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page; default card.html beside it.")
+    ] = None,
+) -> None:
+    """Write the card of a record: one self-contained HTML page."""
+    from immunis.card import render
+    from immunis.records import Record as Run
+    from immunis.records import write_text
+
+    page = render(Run.load(record))
+    _where(write_text(output or record.parent / "card.html", page))
 
 
 @app.command()
