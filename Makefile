@@ -17,7 +17,7 @@ test: $(VENV)/installed-dev
 
 # What needs timm, torchvision and transformers: an environment of its own (several GB).
 test-extras: $(EXTRAS)/installed
-	$(EXTRAS)/bin/pytest -n 2 tests/extras
+	$(EXTRAS)/bin/pytest -n 2 tests/extras tests/test_examples.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
