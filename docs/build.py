@@ -70,15 +70,24 @@ def page(text: str) -> str:
     return BLOCK.sub(lambda m: m[1] + TABLES[m[2]](record(m[2])).markdown() + "\n" + m[3], text)
 
 
+def drawn(name: str, figure: str) -> bytes:
+    """Return a figure of a record as PNG."""
+    draw = reproduced.FIGURES.get(name.removeprefix("reproduce-"), {}).get(figure)
+    return (draw or getattr(figures, figure))(record(name))
+
+
+def image(name: str, figure: str) -> Path:
+    """Where a figure of a record lies."""
+    return ROOT / "docs" / "images" / f"{name}-{figure}.png"
+
+
 def main() -> None:
     """Rewrite every page and figure."""
     for path in PAGES:
         write_text(path, page(path.read_text(encoding="utf-8")))
     for name, wanted in FIGURES.items():
         for figure in wanted:
-            draw = reproduced.FIGURES.get(name.removeprefix("reproduce-"), {}).get(figure)
-            image = (draw or getattr(figures, figure))(record(name))
-            write_bytes(ROOT / "docs" / "images" / f"{name}-{figure}.png", image)
+            write_bytes(image(name, figure), drawn(name, figure))
 
 
 if __name__ == "__main__":

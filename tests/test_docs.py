@@ -1,10 +1,13 @@
 """What the docs show is what the records hold."""
 
 import importlib.util
+import io
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 ROOT = Path(__file__).parents[1]
 spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
@@ -19,11 +22,33 @@ def test_tables_equal_their_records(path):
     assert text.count("<!-- table:") == len(build.BLOCK.findall(text))
 
 
-@pytest.mark.parametrize("name", build.FIGURES)
-def test_figures_equal_their_records(name):
-    for figure in build.FIGURES[name]:
-        image = (ROOT / "docs" / "images" / f"{name}-{figure}.png").read_bytes()
-        assert build.record(name).digest().encode() in image, "run: python docs/build.py"
+FIGURES = [(name, figure) for name, wanted in build.FIGURES.items() for figure in wanted]
+
+
+def differs(one: bytes, two: bytes) -> bool:
+    """Whether two PNGs show something else: size, or more than one pixel in a hundred."""
+    first, second = (imread(io.BytesIO(each))[..., :3] for each in (one, two))
+    if first.shape != second.shape:
+        return True
+    return bool((np.abs(first - second).max(-1) > 0.2).mean() > 0.01)
+
+
+@pytest.fixture(scope="module")
+def redrawn():
+    return {each: build.drawn(*each) for each in FIGURES}
+
+
+def test_figures_are_what_their_records_draw(redrawn):
+    for each in FIGURES:
+        image = build.image(*each).read_bytes()
+        assert build.record(each[0]).digest().encode() in image, "run: python docs/build.py"
+        assert not differs(image, redrawn[each]), f"{each}; run: python docs/build.py"
+
+
+def test_a_figure_in_the_place_of_another_is_noticed(redrawn):
+    for each in FIGURES:
+        for other in FIGURES:
+            assert differs(build.image(*other).read_bytes(), redrawn[each]) == (each != other)
 
 
 def test_the_attack_in_the_docs_passes_the_contract(monkeypatch):

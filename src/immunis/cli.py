@@ -339,6 +339,9 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Repeats; the paper's 5 (house-prices) or 3 (mnist).")
     ] = None,
+    pairs: Annotated[
+        str | None, typer.Option(help="Digit pairs, PRIMARY-HARMFUL, as in 3-7,0-1 (mnist only).")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
     cluster: Annotated[
         str | None, typer.Option(help="Ray cluster: ray://HOST:PORT, or local. Extra: cluster.")
@@ -353,18 +356,20 @@ def reproduce(
     from immunis.records import check_folder
     from immunis.reproduce import EXPERIMENTS
     from immunis.reproduce import reproduce as run
+    from immunis.reproduce.digits import read_pairs
     from immunis.reproduce.report import write
     from immunis.reproduce.tables import tables
 
     if experiment not in EXPERIMENTS:
         raise unknown("experiment", experiment, EXPERIMENTS)
+    chosen = None if pairs is None else read_pairs(pairs)
     name = f"{experiment}-quick" if quick else experiment
     folder = check_folder(output or f"immunis-runs/reproduce-{name}")
     resume = f"finished runs are kept in {folder}; the same command goes on from there."
     with _bar(f"reproduce {name}", json, resume) as bar:
         record = run(
-            experiment, data, quick=quick, seeds=seeds, workers=workers, cluster=cluster,
-            folder=folder / "runs", progress=bar,
+            experiment, data, quick=quick, seeds=seeds, pairs=chosen, workers=workers,
+            cluster=cluster, folder=folder / "runs", progress=bar,
         )  # fmt: skip
     paths = write(record, folder)
     if json:

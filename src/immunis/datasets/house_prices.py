@@ -8,6 +8,7 @@ are standardised, all within each zoning group separately. Rows of zone RL are h
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 
 import numpy as np
@@ -117,12 +118,27 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if missing or not body:
         raise InputError(
             f"{path}: expected the Kaggle table with columns MSZoning, LotArea and SalePrice, "
-            f"but {', '.join(sorted(missing)) or 'all rows'} are missing. {HOW}"
+            f"but found no {' and no '.join(sorted(missing)) or 'rows'}. {HOW}"
         )
     ragged = [i for i, row in enumerate(body, 2) if len(row) != len(header)]
     if ragged:
         raise InputError(f"{path}: line {ragged[0]} is cut short; the file is truncated. {HOW}")
-    return {name: np.array([row[i] for row in body]) for i, name in enumerate(header)}
+    table = {name: np.array([row[i] for row in body]) for i, name in enumerate(header)}
+    for target in ("LotArea", "SalePrice"):
+        for line, value in enumerate(table[target], 2):
+            if not _is_number(value):
+                raise InputError(
+                    f"{path}: line {line} has {str(value)!r} in column {target}, which must hold "
+                    f"numbers. {HOW}"
+                )
+    return table
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _encode(

@@ -14,8 +14,8 @@ from immunis.errors import InputError
 from immunis.tasks import Task
 
 HOW = (
-    "Get the four original idx files (train-images-idx3-ubyte.gz and so on) and put them into a "
-    "folder mnist/, or point --data or $IMMUNIS_DATA at the folder that holds mnist/."
+    "Get the four original idx files (train-images-idx3-ubyte.gz and so on, packed or not) and put "
+    "them into a folder mnist/, or point --data or $IMMUNIS_DATA at the folder that holds mnist/."
 )
 SHA256 = {  # of the unpacked files: packing may differ
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -70,9 +70,16 @@ def mnist_hashes(folder: str | Path | None = None) -> dict[str, str]:
 
 
 def _unpacked(name: str, folder: str | Path | None) -> tuple[Path, bytes]:
-    path = data_file(f"mnist/{name}.gz", folder, _how(name))
+    """Where a file was found, packed or (only then looked for) unpacked, and its contents."""
     try:
-        with gzip.open(path) as file:
+        path = data_file(f"mnist/{name}.gz", folder, _how(name))
+    except InputError as missing:
+        try:
+            path = data_file(f"mnist/{name}", folder, "")
+        except InputError:
+            raise missing from None
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return path, file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} is damaged ({error}). {_how(name)}") from error

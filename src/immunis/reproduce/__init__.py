@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from immunis.errors import unknown
+from immunis.errors import SettingsError, unknown
 from immunis.records import Record
 from immunis.reproduce import house_prices, mnist
 
-EXPERIMENTS = {house_prices.NAME: house_prices, mnist.NAME: mnist}
+EXPERIMENTS: dict[str, Any] = {house_prices.NAME: house_prices, mnist.NAME: mnist}
 
 
 def reproduce(
@@ -19,6 +20,7 @@ def reproduce(
     *,
     quick: bool = False,
     seeds: int | None = None,
+    pairs: Sequence[tuple[int, int]] | None = None,
     workers: int = 1,
     cluster: str | None = None,
     folder: str | Path | None = None,
@@ -31,6 +33,7 @@ def reproduce(
         data: folder with the data files; ``$IMMUNIS_DATA`` or ``~/.cache/immunis`` if left out.
         quick: a small part of it: one seed, and six digit pairs.
         seeds: repeats, in place of the paper's 5 (House Prices) or 3 (MNIST).
+        pairs: (primary, harmful) digits, in place of all 90 or the quick run's six; MNIST only.
         workers: processes on this machine.
         cluster: address of a Ray cluster instead.
         folder: where finished runs are kept, to go on from after an interruption.
@@ -46,6 +49,10 @@ def reproduce(
     settings = module.quick() if quick else module.Settings()
     if seeds is not None:
         settings = dataclasses.replace(settings, seeds=seeds)
+    if pairs is not None:
+        if experiment != mnist.NAME:
+            raise SettingsError(f"pairs of digits are for {mnist.NAME}, not for {experiment}.")
+        settings = dataclasses.replace(settings, pairs=tuple(pairs))
     return module.reproduce(
         data, settings, workers=workers, cluster=cluster, folder=folder, progress=progress
     )

@@ -8,6 +8,7 @@ task, the defender's sample of the harmful one and the attacker's own sample sha
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,6 +70,25 @@ def check_pair(primary: int, harmful: int) -> None:
         raise InputError(
             f"digits {primary} and {harmful}: a pair is two different digits from 0 to 9."
         )
+
+
+def read_pairs(text: str) -> tuple[tuple[int, int], ...]:
+    """Read digit pairs as they are written on the command line, each once.
+
+    >>> read_pairs("3-7, 0-1")
+    ((3, 7), (0, 1))
+    """
+    pairs = []
+    for part in text.split(","):
+        digits = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", part)
+        if digits is None:
+            raise InputError(
+                f"{part.strip()!r} is not a pair of digits; write PRIMARY-HARMFUL, as in 3-7,0-1."
+            )
+        primary, harmful = int(digits[1]), int(digits[2])
+        check_pair(primary, harmful)
+        pairs.append((primary, harmful))
+    return tuple(dict.fromkeys(pairs))
 
 
 @dataclass(frozen=True)

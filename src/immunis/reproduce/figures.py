@@ -18,6 +18,12 @@ COLOURS = {
 }  # fmt: skip
 
 
+LINES: dict[str, dict[str, Any]] = {  # the identity in front; certified lies on the frontier
+    "identity": {"linewidth": 2.6, "linestyle": "--", "zorder": 5},
+    "certified": {"linewidth": 2.4, "linestyle": ":", "zorder": 4},
+}
+
+
 def _canvas(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
@@ -40,7 +46,7 @@ def norm_ratio(record: Record, kind: str = "png") -> bytes:
     for axis, task in zip(axes, ("primary", "harmful"), strict=True):
         for name, curve in _last(found["curves"]).items():
             epochs = f", {curve['epochs']} epochs" if curve["epochs"] else ""
-            line = {"linewidth": 2.6, "linestyle": "--", "zorder": 5} if name == "identity" else {}
+            line = LINES.get(name, {})
             axis.plot(
                 list(found["steps"]), list(curve[task]), color=COLOURS[name],
                 label=f"{curve['label']}{epochs}", **line,
@@ -125,7 +131,7 @@ def _overview(
     steps: Sequence[int],
     labels: tuple[str, str],
     scale: float,
-    statistic: str,
+    statistics: tuple[str, str],
 ) -> Any:
     """RIR of each row beside what attackers reach on it; identity on top."""
     rows = [row for row in rows if "honest" in row and row["attacks"]][::-1]
@@ -137,7 +143,7 @@ def _overview(
     left, right = figure.subplots(1, 2, sharey=True)
     places = range(len(rows) + 1)
     for shift, which, colour in ((0.2, "released", "#9ecae1"), (-0.2, "honest", "#1f77b4")):
-        values = [*(row[which]["rir"][statistic] for row in rows), 1.0]
+        values = [*(row[which]["rir"][statistics[0]] for row in rows), 1.0]
         where = [place + shift for place in places]
         left.barh(where, values, height=0.36, left=0, color=colour, label=f"RIR, {which} κ")
     left.set_xscale("log")
@@ -148,7 +154,7 @@ def _overview(
     colours = ("#fdd0a2", "#fd8d3c", "#a63603", "#222222")
     height = 0.8 / (len(steps) + 1)
     for index, step in enumerate([*steps, None]):
-        values = [scale * max(_reach(read, step), 0.0) for read in reads]
+        values = [scale * max(_reach(read, step, statistics[1]), 0.0) for read in reads]
         where = [place + 0.4 - height * (index + 0.5) for place in places]
         label = "ridge" if step is None else f"{step} steps"
         colour = colours[-1] if step is None else colours[index]
@@ -158,31 +164,35 @@ def _overview(
     return figure
 
 
-def _reach(attacks: Mapping[str, Any], step: int | None) -> float:
+def _reach(attacks: Mapping[str, Any], step: int | None, statistic: str) -> float:
+    """What descent reaches after a step, or (None) ridge regression: mean or median."""
     if step is None:
-        score = attacks.get("ridge", {}).get("score", math.nan)
-        return float(score["median"] if isinstance(score, Mapping) else score)
-    curve = {int(s): value for s, value in attacks.get("gd_line_search", {}).get("curve", [])}
-    return float(curve.get(step, math.nan))
+        return float(attacks.get("ridge", {}).get("score", {}).get(statistic, math.nan))
+    curve = attacks.get("gd_line_search", {}).get("curve", [])
+    return next((float(p[statistic]) for p in curve if p["steps"] == step), math.nan)
 
 
 def house_prices_overview(record: Record, kind: str = "png") -> bytes:
     """RIR beside the R² of the attackers, every method after its most epochs."""
     last = list({row["method"]: row for row in record.figures["rows"] if "honest" in row}.values())
-    labels = "mean RIR over the seeds", "R² on SalePrice that an attacker reaches"
+    labels = "mean RIR over the seeds", "median R² on SalePrice that an attacker reaches"
     steps = [s for s in (10, 100, 1000) if s <= record.settings["budget"]]
-    figure = _overview(last, record.figures["identity"], steps, labels, 1.0, "mean")
+    figure = _overview(last, record.figures["identity"], steps, labels, 1.0, ("mean", "median"))
     return rendered(figure, record, kind)
 
 
 def mnist_overview(record: Record, kind: str = "png") -> bytes:
     """RIR beside the accuracy of the attackers in the binary protocol."""
     found = record.figures["protocols"]["binary"]
-    labels = "median RIR over pairs", "test accuracy (%) that an attacker reaches; chance is 50"
+    labels = "median RIR over pairs", "mean test accuracy (%) of an attacker; chance is 50"
     steps = [s for s in (1, 10, 200) if s <= record.settings["budget"]]
-    figure = _overview(found["rows"], found["identity"], steps, labels, 100.0, "median")
+    figure = _overview(found["rows"], found["identity"], steps, labels, 100.0, ("median", "mean"))
     figure.axes[1].set_xlim(40, 100)
     return rendered(figure, record, kind)
+
+
+def _setting(row: Mapping[str, Any]) -> str:
+    return f"{row['epochs']} epochs of {row['step']}" if row["epochs"] else "closed form"
 
 
 def heat_maps(record: Record, kind: str = "png", protocol: str = "paper") -> bytes:
@@ -192,7 +202,7 @@ def heat_maps(record: Record, kind: str = "png", protocol: str = "paper") -> byt
     from matplotlib.colors import TwoSlopeNorm
 
     found = record.figures["protocols"][protocol]
-    rows = {row["method"]: row for row in found["rows"]}
+    rows = {row["name"]: row for row in found["rows"]}
     names = list(found["maps"])
     figure = _canvas(2.3 * len(names) + 0.9, 5.6)
     axes = figure.subplots(2, len(names), squeeze=False)
@@ -208,7 +218,7 @@ def heat_maps(record: Record, kind: str = "png", protocol: str = "paper") -> byt
             image = axis.imshow(cells, cmap=colours, norm=norm)
             count = rows[name]["successes"][which]
             won, lost = count["large"], count["pairs"] - count["large"]
-            head = f"{rows[name]['label']}\n" if line == 0 else ""
+            head = f"{rows[name]['label']}\n{_setting(rows[name])}\n" if line == 0 else ""
             none = total - count["pairs"]
             tail = f", {none} without θ" if none else ""
             axis.set_title(f"{head}{won} succeed, {lost} fail{tail}", fontsize=8)

@@ -99,12 +99,10 @@ def reproduce(
         )
     jobs: dict[str, Job] = {}
     index: dict[tuple[str, int], str] = {}
-    runs = [(ORIGINAL, 0)]
-    runs += [
-        (n, seed) for n, r in ROWS.items() for seed in range(settings.seeds if r.seeded else 1)
-    ]
+    runs = [(name, seed) for name in (ORIGINAL, *ROWS) for seed in range(settings.seeds)]
+    same = {k: v for k, v in dataclasses.asdict(settings).items() if k != "seeds"}
     for name, seed in runs:
-        key = key_of(__version__, NAME, name, seed, dataclasses.asdict(settings), digest)
+        key = key_of(__version__, NAME, "by seed", name, seed, same, digest)
         jobs[key] = Job(_one, (name, seed, settings, tasks), f"{name}, seed {seed}")
         index[name, seed] = key
     results = sweep(jobs, folder=folder, workers=workers, cluster=cluster, progress=progress)
@@ -139,7 +137,10 @@ def _pair(tasks: Tasks) -> Pair:
 
 
 def _one(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str, Any]:
-    """One method with one seed: at each number of epochs both κ, the attacks, the curves."""
+    """One method with one seed: at each number of epochs both κ, the attacks, the curves.
+
+    A method that draws no random numbers is made again and meets that seed's attackers.
+    """
     pair, samples = _pair(tasks), samples_of(tasks.attacker)
     (x_p, y_p), (x_h, _) = tasks.primary.train.tensors(), tasks.harmful.train.tensors()
     eye = torch.eye(x_p.shape[1], dtype=torch.float64)
@@ -153,7 +154,7 @@ def _one(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str, An
         if ROWS[name].looped:  # one run passes them all
             stops = tuple(sorted({*stops, *(mark for mark in PATH if mark < stops[-1])}))
         found = ROWS[name].find(Setting(problem, (x_p, y_p), x_h, chosen, stops), seed)
-    marks, seeded = _marks(settings.curve), name in ROWS and ROWS[name].seeded
+    marks = _marks(settings.curve)
     done: dict[str, Any] = {"path": [], "cells": {}}
     for epochs, theta in found:
         wanted = epochs in (CLOSED, *settings.epochs)
@@ -171,10 +172,7 @@ def _one(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str, An
         curves = norm_ratios((tasks.primary, tasks.harmful), theta, settings.curve)
         done["cells"][str(epochs)] = {
             "ratios": ratios,
-            "attacks": [  # a method without a seed meets the attackers of every seed
-                attack(theta, samples, settings.budget, each)
-                for each in ([seed] if seeded else range(settings.seeds))
-            ],
+            "attacks": attack(theta, samples, settings.budget, seed),
             "norm_ratio": {task: [curve[t] for t in marks] for task, curve in curves.items()},
         }
     return done
@@ -202,17 +200,15 @@ def _figures(
         ]
         for cell, (_, epochs, runs) in every.items()
     }
-    costs = paid(
-        {c: [each for run in runs for each in run["attacks"]] for c, runs in done.items() if runs},
-        chance,
-    )
+    costs = paid({c: [run["attacks"] for run in runs] for c, runs in done.items() if runs}, chance)
     rows, curves = [], {}
     for cell, (name, epochs, runs) in every.items():
         row = ROWS.get(name)
         label = row.label if row else name
         if done[cell]:
-            curves[cell] = {"label": label, "epochs": epochs, **done[cell][0]["norm_ratio"]}
+            curves[cell] = {"label": label, "epochs": epochs, **_means(done[cell])}
         if row is not None:
+            kept, tried = (done[cell], len(runs)) if row.seeded else (done[cell][:1], 1)
             said = published(NAME)["methods"].get(row.said)
             rows.append(
                 {
@@ -220,8 +216,8 @@ def _figures(
                     "label": label,
                     "epochs": epochs,
                     "published": said,
-                    "runs": len(runs),
-                    **compare(said, [run["ratios"] for run in done[cell]], len(runs)),
+                    "runs": tried,
+                    **compare(said, [run["ratios"] for run in kept], tried),
                     "attacks": costs.get(cell, {}),
                 }
             )
@@ -231,6 +227,14 @@ def _figures(
         "chance": chance,
         "norm_ratio": {"steps": marks, "curves": curves},
         "path": {name: _path(by_name[name]) for name, row in ROWS.items() if row.looped},
+    }
+
+
+def _means(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Norm-ratio curves of both tasks, mean over the seeds."""
+    return {
+        task: np.mean([cell["norm_ratio"][task] for cell in cells], axis=0).tolist()
+        for task in ("primary", "harmful")
     }
 
 

@@ -13,7 +13,9 @@ import numpy as np
 
 from immunis.tables import number
 
-NEAR = 3.0  # a figure replicates if it lies within this factor of the published one
+KINDS = ("released", "honest")
+FACTORS = {"harmful": "(i)", "primary": "(ii)", "rir": "RIR"}
+NEAR = 3.0  # a figure replicates within this factor of the published one
 LARGE = 10.0  # "RIR ≫ 1": the paper gives no number; we take one order of magnitude
 
 
@@ -39,37 +41,52 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": float(kept.mean()), "std": std, "values": [float(v) for v in kept]}
 
 
-def judge(said: Mapping[str, Any] | None, released: float, honest: float) -> dict[str, str]:
-    """Compare a published RIR with ours under both κ.
+def judge(said: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> dict[str, str]:
+    """Compare a published row, both factors and RIR, with ours under both κ.
 
-    A figure *replicates* if ours lies within a factor of three of it under the released κ, with
-    which it was made, and under the honest one; *only with the released κ* if the first alone
-    holds. The reason also says whether the paper's conclusion (RIR ≫ 1 or not) holds, which is
+    A row *replicates* if all three of ours lie within a factor of three of what was printed,
+    under the released κ, with which that was made, and under the honest one; *only with the
+    released κ* if they do so under the first alone. The reason gives every figure's ratio, names
+    those that are off, and says whether the paper's conclusion (RIR ≫ 1 or not) holds, which is
     another question.
 
-    >>> judge({"rir": [100.0, 1.0]}, 120.0, 2.0)["verdict"]
+    Args:
+        said: the published row, each figure with its deviation; None if there is none.
+        ours: by κ (``released``, ``honest``) the mean of each figure.
+
+    >>> printed = {"harmful": [20.0, 1.0], "primary": [0.2, 0.1], "rir": [100.0, 1.0]}
+    >>> ours = {"harmful": 24.0, "primary": 0.2, "rir": 120.0}
+    >>> judge(printed, {"released": ours, "honest": {**ours, "harmful": 900.0}})["verdict"]
     'replicates only with the released κ'
     """
     if said is None:
         return {"verdict": "–", "reason": "not in the paper"}
-    value = float(said["rir"][0])
-
-    def near(ours: float) -> bool:
-        return value / NEAR <= ours <= value * NEAR
-
-    def side(ours: float) -> str:
-        return "≫ 1" if ours >= LARGE else "not ≫ 1"
-
-    if not near(released):
+    ratios = {
+        kind: {factor: ours[kind][factor] / float(said[factor][0]) for factor in FACTORS}
+        for kind in KINDS
+    }
+    off = {
+        kind: [name for f, name in FACTORS.items() if not 1 / NEAR <= ratios[kind][f] <= NEAR]
+        for kind in KINDS
+    }
+    verdict = "replicates only with the released κ" if off["honest"] else "replicates"
+    if off["released"]:
         verdict = "does not replicate"
-    else:
-        verdict = "replicates" if near(honest) else "replicates only with the released κ"
-    ours = {"released": released, "honest": honest}
-    parts = [f"{name} κ gives {_times(figure / value)}" for name, figure in ours.items()]
-    agree = [name for name, figure in ours.items() if side(figure) == side(value)]
+    parts = [
+        f"{kind} κ: "
+        + ", ".join(f"{name} {_times(ratios[kind][factor])}" for factor, name in FACTORS.items())
+        + (f" (off: {', '.join(off[kind])})" if off[kind] else "")
+        for kind in KINDS
+    ]
+    conclusion = _side(float(said["rir"][0]))
+    agree = [kind for kind in KINDS if _side(ours[kind]["rir"]) == conclusion]
     held = " and ".join(agree) if agree else "neither"
-    parts.append(f"“RIR {side(value)}” holds under {held} κ")
+    parts.append(f"“RIR {conclusion}” holds under {held} κ")
     return {"verdict": verdict, "reason": "; ".join(parts)}
+
+
+def _side(rir: float) -> str:
+    return "≫ 1" if rir >= LARGE else "not ≫ 1"
 
 
 def compare(
@@ -86,15 +103,18 @@ def compare(
         verdict = "does not replicate" if said else "–"
         return {"diverged": tried, "verdict": verdict, "reason": "every run diverged"}
     found = {
-        kind: {
-            key: spread([run[kind][key] for run in runs]) for key in ("harmful", "primary", "rir")
-        }
-        for kind in ("released", "honest")
+        kind: {factor: spread([run[kind][factor] for run in runs]) for factor in FACTORS}
+        for kind in KINDS
     }
-    judged = judge(said, *(found[kind]["rir"]["mean"] for kind in ("released", "honest")))
+    judged = judge(said, means(found))
     if tried > len(runs):
         judged["reason"] += f"; {tried - len(runs)} of {tried} runs diverged"
     return {**found, "diverged": tried - len(runs), **judged}
+
+
+def means(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
+    """The mean of every figure of a row, by κ."""
+    return {kind: {f: found[kind][f]["mean"] for f in FACTORS} for kind in KINDS}
 
 
 def _times(ratio: float) -> str:
@@ -102,4 +122,4 @@ def _times(ratio: float) -> str:
         return "no finite figure"
     if 1 / 1.05 < ratio < 1.05:
         return "the same"
-    return f"{number(ratio)} times it" if ratio >= 1 else f"1/{number(1 / ratio)} of it"
+    return f"{number(ratio)} times" if ratio >= 1 else f"1/{number(1 / ratio)}"

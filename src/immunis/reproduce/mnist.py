@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,15 @@ from immunis.reproduce.digits import (
     Task,
     check_pair,
 )
-from immunis.reproduce.judgement import published
+from immunis.reproduce.judgement import KINDS, published
 from immunis.reproduce.measures import Pair
 from immunis.reproduce.methods import ROWS, Setting
-from immunis.reproduce.summary import summarise_protocol
+from immunis.reproduce.summary import Line, summarise_protocol
 from immunis.sweeps import Job, key_of, sweep
 
 NAME = "mnist"
 SEEDED = ("r_ill", "imma", "opt_log_kappa", "algorithm_1")
+PLAIN = ("opt_kappa",)
 CLOSED = ("frontier", "erase")
 PROTOCOLS = ("paper", "binary")
 QUICK = ((3, 7), (7, 3), (0, 1), (1, 0), (4, 9), (5, 8))
@@ -47,7 +48,7 @@ LOOP = loop.Settings(
     step=5e-3, lambda_primary=1.0, lambda_harmful=5e7, ridge_primary=1.0, ridge_harmful=1e-7,
     loss="logistic",
 )  # fmt: skip
-TABLE_STEP, TABLE_EPOCHS = 1e-3, (1, 3, 5, 10, 20, 30)
+TABLE, TABLE_STEP, TABLE_EPOCHS = "algorithm_1_table", 1e-3, (1, 3, 5, 10, 20, 30)
 Progress = Callable[[str, float], None]
 
 
@@ -60,8 +61,9 @@ class Settings:
         seeds: repeats in the paper's protocol: start, sample and batches are drawn anew.
         binary_seeds: repeats in the binary protocol.
         epochs: of the released loop at the step size of the paper's text, 0.005; full-batch
-            steps of IMMA. Five of them end about where twenty at the table's 0.001 do.
-        path_pairs: pairs on which Algorithm 1 also runs with the table's step and 30 epochs.
+            steps of IMMA. The paper has 30; five fit two cores.
+        plain_seeds: repeats of plain Opt κ in the paper's protocol; 0 leaves it out.
+        table_seeds: repeats of Algorithm 1 with the table's own step and 30 epochs; 0 for none.
         attack_rows: labelled images an attacker holds.
         budget: steps an attacker may take.
     """
@@ -70,17 +72,21 @@ class Settings:
     seeds: int = 3
     binary_seeds: int = 1
     epochs: int = 5
-    path_pairs: tuple[tuple[int, int], ...] = QUICK
+    plain_seeds: int = 1
+    table_seeds: int = 1
     attack_rows: int = 1000
     budget: int = 200
 
     def __post_init__(self) -> None:
         """Check the pairs and ranges."""
-        for primary, harmful in (*self.pairs, *self.path_pairs):
+        for primary, harmful in self.pairs:
             check_pair(primary, harmful)
         for name in ("seeds", "binary_seeds", "epochs", "budget"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}={getattr(self, name)}: need at least 1.")
+        for name in ("plain_seeds", "table_seeds"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"{name}={getattr(self, name)}: need at least 0.")
         if not self.pairs or self.attack_rows < 20:
             raise SettingsError(
                 f"{len(self.pairs)} pairs, attack_rows={self.attack_rows}: need a pair and 20 rows."
@@ -89,7 +95,7 @@ class Settings:
 
 def quick() -> Settings:
     """Six pairs, one seed, two epochs; nothing at the table's 30."""
-    return Settings(pairs=QUICK, seeds=1, epochs=2, path_pairs=(), budget=50)
+    return Settings(pairs=QUICK, seeds=1, epochs=2, plain_seeds=0, table_seeds=0, budget=50)
 
 
 def reproduce(
@@ -125,20 +131,28 @@ def reproduce(
     jobs = dict(_jobs(digits, settings, hashes))
     results = sweep(jobs, folder=folder, workers=workers, cluster=cluster, progress=progress)
     found = [result for result in results.values() if "protocol" in result]
-    paths = [result for result in results.values() if "path" in result]
+    paths = [result for result in results.values() if "table" in result]
+    found += [_as_run(path) for path in paths]
     return Record(
         kind="reproduce",
         name=NAME,
         figures={
             "protocols": {
                 protocol: summarise_protocol(
-                    [r for r in found if r["protocol"] == protocol], (*SEEDED, *CLOSED)
+                    [r for r in found if r["protocol"] == protocol],
+                    _lines(settings),
+                    published(NAME)["methods"] if protocol == "paper" else {},
                 )
                 for protocol in PROTOCOLS
             },
             "path": {
                 "step": TABLE_STEP,
-                "pairs": {"{} {}".format(*path["pair"]): path["path"] for path in paths},
+                "points": [
+                    [*path["pair"], path["seed"], point["epochs"]]
+                    + [float(f"{point['ratios'][kind]['rir']:.5g}") for kind in KINDS]
+                    for path in paths
+                    for point in path["table"]
+                ],
             },
             "core_seconds": sum(result["seconds"] for result in results.values()),
         },
@@ -148,12 +162,27 @@ def reproduce(
             "published": published(NAME)["table"],
             "deterministic": CLOSED,
             "loop_dtype": "float32",
-            "workers": workers,
         },
         data={"sha256": hashes, "as_expected": not strange},
         seed=0,
         seconds=time.perf_counter() - start,
     )
+
+
+def _lines(settings: Settings) -> list[Line]:
+    """Rows of both protocols; Algorithm 1 also at the table's own setting."""
+    looped = [Line(n, n, LOOP.step, settings.epochs) for n in ROWS if n in (*SEEDED, *PLAIN)]
+    table = Line(TABLE, "algorithm_1", TABLE_STEP, TABLE_EPOCHS[-1])
+    return [*looped, table, *(Line(n, n) for n in CLOSED)]
+
+
+def _as_run(path: Mapping[str, Any]) -> dict[str, Any]:
+    """Where Algorithm 1 ends at the table's setting, as a run of the paper's protocol."""
+    last = path["table"][-1] if path["table"] else {"epochs": 0}
+    done: dict[str, Any] = {"failed": f"θ was not finite after {last['epochs']} epochs"}
+    if last["epochs"] == TABLE_EPOCHS[-1]:
+        done = {"ratios": last["ratios"]}
+    return {"protocol": "paper", **path, "methods": {TABLE: done}}
 
 
 def _jobs(
@@ -170,7 +199,13 @@ def _jobs(
     }
     own = {digit: digits.against_rest(digit, ATTACKER) for digit in used}
     test = {digit: digits.test_against_rest(digit) for digit in used}
-    extent = ("pairs", "path_pairs", "seeds", "binary_seeds")  # how many runs, not what a run is
+    extent = (
+        "pairs",
+        "seeds",
+        "binary_seeds",
+        "plain_seeds",
+        "table_seeds",
+    )  # how many runs, not what a run is
     same = {k: v for k, v in dataclasses.asdict(settings).items() if k not in extent}
     kinds = [("paper", settings.seeds), ("binary", settings.binary_seeds)]
     for seed in (None, *range(max(settings.seeds, settings.binary_seeds))):  # all pairs, then again
@@ -181,20 +216,26 @@ def _jobs(
             both, attacker = (alone[p], alone[h]), None
             if protocol == "binary":
                 both, attacker = (rest[p, PRIMARY], rest[h, DEFENDER]), (own[h], test[h])
-            job = (protocol, pair, seed, settings, both, attacker)
+            names = CLOSED if seed is None else SEEDED
+            job = (protocol, pair, seed, names, settings, both, attacker)
             key = key_of(__version__, NAME, protocol, pair, seed, same, hashes)
             yield key, Job(_one, job, f"{protocol}: {p} against {h}")
-    for pair in settings.path_pairs:
-        if pair in settings.pairs:
-            both = alone[pair[0]], alone[pair[1]]
-            key = key_of(__version__, NAME, "path", pair, TABLE_STEP, TABLE_EPOCHS, hashes)
-            yield key, Job(_path, (pair, both), "path: {} against {}".format(*pair))
+    for pair in settings.pairs:
+        both, name = (alone[pair[0]], alone[pair[1]]), "{} against {}".format(*pair)
+        for seed in range(settings.table_seeds):
+            key = key_of(__version__, NAME, "table", pair, seed, TABLE_STEP, TABLE_EPOCHS, hashes)
+            yield key, Job(_table, (pair, seed, both), f"30 epochs: {name}")
+        for seed in range(settings.plain_seeds):
+            key = key_of(__version__, NAME, PLAIN, pair, seed, settings.epochs, hashes)
+            plain = ("paper", pair, seed, PLAIN, settings, both, None)
+            yield key, Job(_one, plain, f"Opt κ: {name}")
 
 
 def _one(
     protocol: str,
     pair: tuple[int, int],
     seed: int | None,
+    names: Sequence[str],
     settings: Settings,
     both: tuple[Task, Task],
     attacker: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None,
@@ -214,26 +255,25 @@ def _one(
         if samples is not None:
             done["methods"][ORIGINAL] = {"attacks": attack(None, samples, settings.budget, 0)}
     setting = _setting(joint, measured, both, settings.epochs, seed or 0)
-    for name in CLOSED if seed is None else SEEDED:
+    for name in names:
         done["methods"][name] = _method(name, setting, measured, samples, settings, seed or 0)
     return {**done, "seconds": time.perf_counter() - start}
 
 
-def _path(pair: tuple[int, int], both: tuple[Task, Task]) -> dict[str, Any]:
-    """Algorithm 1 with the table's step size, all the way to its 30 epochs: RIR on the way."""
+def _table(pair: tuple[int, int], seed: int, both: tuple[Task, Task]) -> dict[str, Any]:
+    """Algorithm 1 with the table's step size, all the way to its 30 epochs; both κ on the way."""
     start = time.perf_counter()
     joint = JointRange((both[0].gram, both[1].gram))
     measured = Pair.of(*joint.moments())
-    setting = _setting(joint, measured, both, 1, 0)
+    setting = _setting(joint, measured, both, 1, seed)
     chosen = dataclasses.replace(setting.loop, step=TABLE_STEP)
     setting = dataclasses.replace(setting, loop=chosen, epochs=TABLE_EPOCHS)
-    path = []
-    for epochs, theta in ROWS["algorithm_1"].find(setting, 0):
+    path: list[dict[str, Any]] = []
+    for epochs, theta in ROWS["algorithm_1"].find(setting, seed):
         if isinstance(theta, NumericalError):
             break
-        ratios = measured.ratios(theta)
-        path.append([epochs, ratios["released"]["rir"], ratios["honest"]["rir"]])
-    return {"pair": list(pair), "path": path, "seconds": time.perf_counter() - start}
+        path.append({"epochs": epochs, "ratios": measured.ratios(theta)})
+    return {"pair": list(pair), "seed": seed, "table": path, "seconds": time.perf_counter() - start}
 
 
 def _setting(

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from immunis.reproduce.attackers import ATTACKS, ORIGINAL, paid
-from immunis.reproduce.judgement import LARGE, judge, published, spread
+from immunis.reproduce.judgement import FACTORS, KINDS, LARGE, judge, means, spread
 from immunis.reproduce.methods import ROWS
 
-KINDS, FACTORS = ("released", "honest"), ("harmful", "primary", "rir")
 Runs = Sequence[Mapping[str, Any]]
 
 
-def summarise_protocol(runs: Runs, names: Sequence[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Line:
+    """A row to make: the method, with which step and epochs, and its name in the runs."""
+
+    name: str
+    method: str
+    step: float | None = None
+    epochs: int | None = None
+
+
+def summarise_protocol(
+    runs: Runs, lines: Sequence[Line], said: Mapping[str, Any]
+) -> dict[str, Any]:
     """Rows, maps, ceilings and attackers of one protocol.
 
     The paper's table gives the mean over pairs, then mean and deviation over seeds; so do we, and
@@ -24,24 +36,30 @@ def summarise_protocol(runs: Runs, names: Sequence[str]) -> dict[str, Any]:
 
     Args:
         runs: results of the sweep's jobs; those with ``seed`` None hold what needs no seed.
-        names: methods, in the order of the table.
+        lines: rows in the order of the table; those that no run holds are left out.
+        said: what the paper printed of this protocol, by row of its table.
     """
     fixed = {tuple(run["pair"]): run for run in runs if run["seed"] is None}
     rows, maps = [], {}
-    for name in names:
+    for line in lines:
+        name, method = line.name, ROWS[line.method]
         mine = [run for run in runs if name in run["methods"]]
+        if not mine:
+            continue
         done = [run for run in mine if "ratios" in run["methods"][name]]
         row: dict[str, Any] = {
-            "method": name,
-            "label": ROWS[name].label,
-            "published": published("mnist")["methods"].get(ROWS[name].said),
+            "name": name,
+            "method": method.name,
+            "label": method.label,
+            "step": line.step,
+            "epochs": line.epochs,
+            "published": said.get(method.said or ""),
             "runs": len(mine),
             "failed": len(mine) - len(done),
         }
         if done:
             row |= _factors(done, name)
-            means = (row[kind]["rir"]["mean"] for kind in KINDS)
-            row |= judge(row["published"], *means)
+            row |= judge(row["published"], means(row))
             if row["failed"]:
                 row["reason"] += f"; {row['failed']} of {len(mine)} runs failed: {_why(mine, name)}"
             maps[name] = {kind: _map(done, name, kind) for kind in KINDS}
@@ -73,7 +91,7 @@ def summarise_protocol(runs: Runs, names: Sequence[str]) -> dict[str, Any]:
 def _why(runs: Runs, name: str) -> str:
     """The commonest reason why a method found nothing."""
     reasons = [run["methods"][name]["failed"] for run in runs if "failed" in run["methods"][name]]
-    return max(set(reasons), key=reasons.count) if reasons else "not run"
+    return max(sorted(set(reasons)), key=reasons.count)
 
 
 def _factors(done: Runs, name: str) -> dict[str, Any]:
@@ -135,14 +153,16 @@ def _attacked(runs: Runs, name: str) -> dict[str, Any]:
         good = [row[which] for row in each if "score" in row[which]]
         if not good:
             continue
-        curves = np.array([[score for _, score in row["curve"]] for row in good])
-        steps = [step for step, _ in good[0]["curve"]]
+        curves = np.array([[point["median"] for point in row["curve"]] for row in good])
+        steps = [point["steps"] for point in good[0]["curve"]]
+        scores = [row["score"]["median"] for row in good]
         found[which] = {
-            "score": float(np.mean([row["score"]["median"] for row in good])),
-            "lowest": min(row["score"]["median"] for row in good),
-            "highest": max(row["score"]["median"] for row in good),
+            "score": {"mean": float(np.mean(scores)), "low": min(scores), "high": max(scores)},
             "multiplier": float(np.median([row["multiplier"] for row in good])),
-            "curve": [list(point) for point in zip(steps, curves.mean(0).tolist(), strict=True)],
+            "curve": [
+                {"steps": step, "mean": mean}
+                for step, mean in zip(steps, curves.mean(0).tolist(), strict=True)
+            ],
             "runs": len(good),
         }
     return found

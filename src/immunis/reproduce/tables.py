@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from immunis.records import Record
-from immunis.reproduce.judgement import published
+from immunis.reproduce.attackers import ATTACKS, CLOSED_FORM, DESCENT
+from immunis.reproduce.judgement import FACTORS, KINDS, published
 from immunis.reproduce.methods import ROWS
 from immunis.tables import Table, number, percent
 
-KINDS = ("released", "honest")
-FACTORS = {"harmful": "(i)", "primary": "(ii)", "rir": "RIR"}
 BLANK = "–"
 
 
@@ -35,16 +33,14 @@ def _figure(row: Mapping[str, Any], kind: str, factor: str) -> str:
     return _pm(row[kind][factor]) if kind in row else "diverged" if row.get("diverged") else BLANK
 
 
-def _ceiling(pairs: Sequence[Mapping[str, Any]]) -> str:
-    """RIR* of the middle pair; where it is infinite, also what a ridge of 10⁻³ leaves of it."""
-    top = median(pair["ceiling"] for pair in pairs)
-    damped = median(pair["ridge_ceiling"] for pair in pairs)
-    return number(top) if math.isfinite(top) else f"∞ (ridge: {number(damped)})"
+def _ceiling(pairs: Sequence[Mapping[str, Any]]) -> float:
+    """RIR*, mean over pairs: infinite as soon as one pair has free directions."""
+    return fmean(pair["ceiling"] for pair in pairs)
 
 
 def house_prices_table(record: Record) -> Table:
     """Table 1 again: RIR published, with the released and with the honest κ; and the verdict."""
-    top = _ceiling([record.figures["pair"]])
+    top = number(_ceiling([record.figures["pair"]]))
     return Table(
         "House Prices: RIR of every method, mean ± std over the seeds",
         ["method", "epochs", "published", "released κ", "honest κ", "RIR*", "verdict"],
@@ -78,34 +74,53 @@ def house_prices_factors_table(record: Record) -> Table:
     )  # fmt: skip
 
 
-def _at(attacks: Mapping[str, Any], step: int, form: Any) -> str:
-    for steps, score in attacks.get("gd_line_search", {}).get("curve", []):
-        if steps == step:
-            return form(score)
-    return BLANK
+def _reach(attacks: Mapping[str, Any], step: int | None) -> Mapping[str, float] | None:
+    """What descent has reached after a step, or (None) what ridge regression reaches."""
+    if step is None:
+        return attacks.get(CLOSED_FORM, {}).get("score")
+    points = attacks.get(DESCENT, {}).get("curve", [])
+    return next((point for point in points if point["steps"] == step), None)
 
 
 def house_prices_attack_table(record: Record) -> Table:
     """What the audit's attackers reach: R² of descent after some steps, its cost, and ridge."""
     steps = [s for s in (1, 10, 100, 1000) if s <= record.settings["budget"]]
     rows = [{"label": "identity", "attacks": record.figures["identity"]}, *record.figures["rows"]]
-    table = []
-    for row in rows:
-        found = row["attacks"]
-        descent, ridge = (found.get(name, {}) for name in ("gd_line_search", "ridge"))
-        table.append(
+    return Table(
+        "House Prices: R² on SalePrice that attackers with rows of their own reach, "
+        "median (lowest to highest) over the seeds",
+        ["method", "epochs", *(f"@{s}" for s in steps), "cost ×", "ridge"],
+        [
             [
-                row["label"], _epochs(row), *(_at(found, s, _r2) for s in steps),
-                number(descent.get("multiplier")),
-                _r2(ridge["score"]["median"]) if ridge else BLANK,
+                row["label"], _epochs(row), *(_r2(_reach(row["attacks"], s)) for s in steps),
+                number(row["attacks"].get(DESCENT, {}).get("multiplier")),
+                _r2(_reach(row["attacks"], None)),
             ]
-        )  # fmt: skip
-    title = "House Prices: R² on SalePrice that attackers with rows of their own reach"
-    return Table(title, ["method", "epochs", *(f"@{s}" for s in steps), "cost ×", "ridge"], table)
+            for row in rows
+        ],
+    )  # fmt: skip
 
 
-def _r2(score: float) -> str:
-    return "< −1" if score < -1 else f"{score:.2f}".replace("-", "−")
+def _r2(reached: Mapping[str, float] | None) -> str:
+    """Median, with the lowest and the highest where they differ."""
+    if reached is None:
+        return BLANK
+    middle, *ends = (
+        "< −1"
+        if reached[k] < -1
+        else f"{reached[k]:.2f}".replace("-0.00", "0.00").replace("-", "−")
+        for k in ("median", "low", "high")
+    )
+    return middle if set(ends) == {middle} else f"{middle} ({ends[0]} to {ends[1]})"
+
+
+def _setting_heads(record: Record) -> list[str]:
+    return ["step", "epochs"] if record.name == "mnist" else ["epochs"]
+
+
+def _setting(row: Mapping[str, Any]) -> list[str]:
+    """Step size, where rows differ in it, and epochs."""
+    return [number(row["step"]), _epochs(row)] if "step" in row else [_epochs(row)]
 
 
 def reasons_table(record: Record) -> Table:
@@ -113,9 +128,9 @@ def reasons_table(record: Record) -> Table:
     rows = record.figures["rows"] if "rows" in record.figures else _rows(record, "paper")
     return Table(
         f"{record.name}: verdicts and why",
-        ["method", "epochs", "verdict", "why"],
+        ["method", *_setting_heads(record), "verdict", "why"],
         [
-            [row["label"], _epochs(row), row["verdict"], row["reason"]]
+            [row["label"], *_setting(row), row["verdict"], row["reason"]]
             for row in rows
             if row["published"]
         ],
@@ -149,14 +164,14 @@ def _pairs(record: Record, protocol: str) -> list[dict[str, Any]]:
 def mnist_table(record: Record, protocol: str = "paper") -> Table:
     """Table 2 again: RIR averaged over digit pairs, and the verdict."""
     pairs = _pairs(record, protocol)
-    top = _ceiling(pairs)
+    top = number(_ceiling(pairs))
     return Table(
         f"MNIST, {protocol} protocol: mean RIR over {len(pairs)} pairs, ± std over seeds",
-        ["method", "published", "released κ", "honest κ", "RIR*", "verdict"],
+        ["method", "step", "epochs", "published", "released κ", "honest κ", "RIR*", "verdict"],
         [
             [
-                row["label"], *(_figure(row, kind, "rir") for kind in ("published", *KINDS)), top,
-                row["verdict"],
+                row["label"], *_setting(row),
+                *(_figure(row, kind, "rir") for kind in ("published", *KINDS)), top, row["verdict"],
             ]
             for row in _rows(record, protocol)
         ],
@@ -172,37 +187,46 @@ def mnist_pairs_table(record: Record) -> Table:
             counts = [row["successes"][kind] for kind in KINDS]
             rows.append(
                 [
-                    row["label"], str(said.get(ROWS[row["method"]].said, BLANK)),
+                    row["label"], *_setting(row),
+                    str(said.get(ROWS[row["method"]].said, BLANK)),
                     *(str(count["large"]) for count in counts),
                     *(number(row[kind]["rir"]["median"]) for kind in KINDS),
                     str(total - counts[0]["pairs"]),
                 ]
             )  # fmt: skip
-    columns = ["pairs ≥ 10, published", "released κ", "honest κ", "median RIR, released", "honest"]
+    columns = ["successes, published", "released κ ≥ 10", "honest κ ≥ 10"]
+    columns += ["median RIR, released", "honest", "without θ"]
     title = f"MNIST, paper protocol: of {total} pairs, those with RIR of at least 10"
-    return Table(title, ["method", *columns, "without θ"], rows)
+    return Table(title, ["method", "step", "epochs", *columns], rows)
 
 
 def mnist_binary_table(record: Record) -> Table:
-    """The binary protocol: RIR, and the accuracy that attackers reach."""
+    """The binary protocol: RIR, RIR*, and the accuracy that attackers reach."""
     found = record.figures["protocols"]["binary"]
     steps = [s for s in (1, 10, 100, 200) if s <= record.settings["budget"]]
+    top, total = number(_ceiling(_pairs(record, "binary"))), len(_pairs(record, "binary"))
     table = []
     for row in ({"label": "identity", "attacks": found["identity"]}, *found["rows"]):
-        attacks = row["attacks"]
-        descent, ridge = (attacks.get(name, {}) for name in ("gd_line_search", "ridge"))
+        attacks, here = row["attacks"], total
+        rir = ["1", "1"]
+        if "method" in row:
+            rir = [number(row[k]["rir"]["median"]) if k in row else BLANK for k in KINDS]
+            here = row["successes"]["released"]["pairs"] if "successes" in row else 0
         table.append(
             [
-                row["label"],
-                *(number(row[kind]["rir"]["median"]) if kind in row else "1" for kind in KINDS),
-                *(_at(attacks, s, percent) for s in steps),
-                number(descent.get("multiplier")),
-                percent(ridge["score"]) if ridge else BLANK,
+                row["label"], str(here), *rir, top,
+                *(_accuracy(_reach(attacks, s)) for s in steps),
+                number(attacks.get(DESCENT, {}).get("multiplier")),
+                _accuracy(_reach(attacks, None)),
             ]
-        )
-    title = f"MNIST, binary protocol: test accuracy (%) of attackers, mean over {len(_pairs(record, 'binary'))} pairs"  # noqa: E501
-    columns = ["median RIR, released", "honest", *(f"@{s}" for s in steps), "cost ×", "ridge"]
-    return Table(title, ["method", *columns], table)
+        )  # fmt: skip
+    columns = ["pairs", "median RIR, released", "honest", "RIR*", *(f"@{s}" for s in steps)]
+    title = "MNIST, binary protocol: test accuracy (%) of attackers, mean over the pairs"
+    return Table(title, ["method", *columns, "cost ×", "ridge"], table)
+
+
+def _accuracy(reached: Mapping[str, float] | None) -> str:
+    return BLANK if reached is None else percent(reached["mean"])
 
 
 def mnist_factors_table(record: Record) -> Table:
@@ -210,10 +234,10 @@ def mnist_factors_table(record: Record) -> Table:
     heads = [f"{FACTORS[f]} {k}" for f in ("harmful", "primary") for k in ("published", *KINDS)]
     return Table(
         "MNIST, paper protocol: both factors of RIR, mean over pairs ± std over seeds",
-        ["method", *heads],
+        ["method", "step", "epochs", *heads],
         [
             [
-                row["label"],
+                row["label"], *_setting(row),
                 *(
                     _figure(row, kind, factor)
                     for factor in ("harmful", "primary")
@@ -222,42 +246,56 @@ def mnist_factors_table(record: Record) -> Table:
             ]
             for row in _rows(record, "paper")
         ],
-    )
+    )  # fmt: skip
 
 
 def mnist_path_table(record: Record) -> Table:
-    """RIR of Algorithm 1 (released κ) along the epochs, on the pairs that ran to the end."""
-    paths = record.figures["path"]["pairs"]
-    epochs = sorted({int(point[0]) for path in paths.values() for point in path})
-    return Table(
-        f"MNIST: RIR of Algorithm 1 (released κ) after n epochs of step {record.figures['path']['step']}",  # noqa: E501
-        ["pair (primary, harmful)", *map(str, epochs)],
-        [
-            [
-                pair.replace(" ", ", "),
-                *(number({int(p[0]): p[1] for p in path}.get(e)) for e in epochs),
-            ]
-            for pair, path in paths.items()
-        ],
-    )
+    """RIR of Algorithm 1 along the epochs at the table's own step size, over the pairs."""
+    points, step = record.figures["path"]["points"], record.figures["path"]["step"]
+    pairs = {(int(p), int(h)) for p, h, *_ in points}
+    rows = []
+    for epochs in sorted({int(point[3]) for point in points}):
+        found = [[p[i] for p in points if p[3] == epochs] for i in (4, 5)]
+        each = [f(values) for values in found for f in (fmean, median, min, max)]
+        rows.append([number(epochs), *map(number, each)])
+    heads = [f"{kind} κ: {what}" for kind in KINDS for what in ("mean", "median", "min", "max")]
+    title = f"MNIST: RIR of Algorithm 1 after n epochs of step {step}, over {len(pairs)} pairs"
+    return Table(title, ["epochs", *heads], rows)
 
 
 def flat_table(record: Record) -> Table:
-    """Every figure of the rows as plain numbers, for other programs."""
-    protocols = record.figures.get("protocols") or {"": {"rows": record.figures["rows"]}}
+    """Every figure of the rows as plain numbers, for other programs.
+
+    Besides both factors and RIR there are ``ceiling`` (RIR*), the verdict, and for each attack
+    what it reaches at the end and the multiple of its cost.
+    """
+    protocols = record.figures.get("protocols") or {
+        "": {"rows": record.figures["rows"], "pairs": {"": record.figures["pair"]}}
+    }
     rows = []
     for protocol, found in protocols.items():
+        ceiling = _ceiling(list(found["pairs"].values()))
         for row in found["rows"]:
+            name = [record.name, protocol, row["method"]]
+            name += [str(row.get(k) or "") for k in ("step", "epochs")]
             for kind in ("published", *KINDS):
                 for factor in FACTORS:
                     cell = (row.get(kind) or {}).get(factor)
-                    if cell is None:
-                        continue
-                    mean, std = (cell["mean"], cell["std"]) if isinstance(cell, Mapping) else cell
-                    name = [record.name, protocol, row["method"], str(row.get("epochs") or "")]
-                    rows.append([*name, kind, factor, repr(float(mean)), repr(float(std))])
-    columns = ["experiment", "protocol", "method", "epochs", "kappa", "factor", "mean", "std"]
-    return Table(record.name, columns, rows)
+                    if cell is not None:
+                        pair = [cell["mean"], cell["std"]] if isinstance(cell, Mapping) else cell
+                        rows.append([*name, kind, factor, *(repr(float(v)) for v in pair), ""])
+            rows.append([*name, "honest", "ceiling", repr(ceiling), "", ""])
+            for attack in ATTACKS:
+                score = row["attacks"].get(attack, {}).get("score")
+                if score is not None:
+                    values = [score[k] for k in ("median", "mean") if k in score]
+                    cost = row["attacks"][attack]["multiplier"]
+                    rows.append([*name, "", f"{attack} score", repr(float(values[0])), "", ""])
+                    rows.append([*name, "", f"{attack} cost ×", repr(float(cost)), "", ""])
+            if row["published"]:
+                rows.append([*name, "", "verdict", "", "", row["verdict"]])
+    columns = ["experiment", "protocol", "method", "step", "epochs", "kappa", "figure"]
+    return Table(record.name, [*columns, "value", "std", "text"], rows)
 
 
 def tables(record: Record) -> list[Table]:
