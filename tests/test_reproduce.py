@@ -143,7 +143,9 @@ def test_rows_without_a_published_figure_and_runs_that_diverged_are_said():
     assert compare(None, [], 3)["diverged"] == 3
     assert compare(PRINTED, [], 3)["verdict"] == "does not replicate"
     same = {kind: figures(20, 0.2, 100) for kind in ("released", "honest")}
-    assert "1 of 2 runs diverged" in compare(PRINTED, [same], 2)["reason"]
+    most, half = compare(PRINTED, [same, same], 3), compare(PRINTED, [same], 2)
+    assert most["verdict"] == "replicates" and "1 of 3 runs diverged" in most["reason"]
+    assert half["verdict"] == "does not replicate" and "1 of 2 runs diverged" in half["reason"]
     assert math.isnan(spread([2.0])["std"])
 
 

@@ -107,9 +107,18 @@ def compare(
         for kind in KINDS
     }
     judged = judge(said, means(found))
-    if tried > len(runs):
-        judged["reason"] += f"; {tried - len(runs)} of {tried} runs diverged"
+    judged = with_failures(judged, tried - len(runs), tried, "diverged")
     return {**found, "diverged": tried - len(runs), **judged}
+
+
+def with_failures(judged: Mapping[str, str], failed: int, tried: int, what: str) -> dict[str, str]:
+    """Say in a verdict how many runs failed; a row that lost half of them does not replicate."""
+    if not failed:
+        return dict(judged)
+    verdict = judged["verdict"]
+    if verdict != "–" and 2 * failed >= tried:
+        verdict = "does not replicate"
+    return {"verdict": verdict, "reason": f"{judged['reason']}; {failed} of {tried} runs {what}"}
 
 
 def means(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, float]]:

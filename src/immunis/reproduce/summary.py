@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from immunis.reproduce.attackers import ATTACKS, ORIGINAL, paid
-from immunis.reproduce.judgement import FACTORS, KINDS, LARGE, judge, means, spread
+from immunis.reproduce.judgement import FACTORS, KINDS, LARGE, judge, means, spread, with_failures
 from immunis.reproduce.methods import ROWS
 
 Runs = Sequence[Mapping[str, Any]]
@@ -59,9 +59,9 @@ def summarise_protocol(
         }
         if done:
             row |= _factors(done, name)
-            row |= judge(row["published"], means(row))
-            if row["failed"]:
-                row["reason"] += f"; {row['failed']} of {len(mine)} runs failed: {_why(mine, name)}"
+            judged = judge(row["published"], means(row))
+            what = f"failed: {_why(mine, name)}" if row["failed"] else ""
+            row |= with_failures(judged, row["failed"], len(mine), what)
             maps[name] = {kind: _map(done, name, kind) for kind in KINDS}
             row["successes"] = {kind: _count(maps[name][kind]) for kind in KINDS}
         else:
