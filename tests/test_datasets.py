@@ -94,7 +94,7 @@ def test_house_prices_files_that_do_not_fit_are_said(tmp_path, monkeypatch):
     folder = tmp_path / "house_prices"
     folder.mkdir()
     (folder / "train.csv").write_text("Id,MSZoning\n1,RL\n")
-    with pytest.raises(InputError, match="LotArea, SalePrice are missing"):
+    with pytest.raises(InputError, match="no LotArea and no SalePrice"):
         house_prices(tmp_path)
     (folder / "train.csv").write_text("MSZoning,LotArea,SalePrice\nRL,1,2\nRM,3\n")
     with pytest.raises(InputError, match="line 3 is cut short"):
