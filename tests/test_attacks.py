@@ -441,3 +441,22 @@ def test_presets_and_names():
     ):
         with pytest.raises(SettingsError, match=says):
             select(bad)
+
+
+def test_a_closed_form_regression_is_chosen_by_the_median_of_five_fifths():
+    """One row unlike all others makes the right penalty look worst in its own fifth."""
+    validation = {"right": [0.9, 0.9, -350.0, 0.9, 0.9], "wrong": [0.5] * 5}
+
+    def run(arena, settings):
+        score = validation[settings["penalty"]][arena.fold]
+        return [Point(1, 1, 1.0, 0.0, score, 0.0)]
+
+    attack = Attack("stub", "a stub", run, lambda arena: {"penalty": ("wrong", "right")},
+                    closed_form=True)  # fmt: skip
+    x, y = np.zeros((600, 2)), np.zeros((600, 1))
+    whole = cut(torch.eye(2), torch.ones(2, 2))
+    arena = Arena(whole, "regression", 1, Data(x, y), Data(x, y), {"": (x, x)})
+    found = search(attack, arena)
+    assert found.settings == {"penalty": "right"}
+    assert found.runs == 5 * 2 + 1
+    assert found.points[-1].validation == 0.9

@@ -3,15 +3,10 @@
 Gradient descent with exact line search is the paper's own attacker; ridge regression is the one
 that no conditioning can slow. Both are those of the audit, settings searched on the attacker's
 own validation rows, and are compared with the same attack on the inputs themselves.
-
-In regression the penalty of ridge regression is chosen by the *median* validation score over
-five fifths of the rows. R² has no lower bound: one row with a value that no row to fit on has,
-met by a probe of ill-conditioned features, outweighs all others, in one fifth or in a mean.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from immunis.attacks import ATTACKS as REGISTRY
 from immunis.attacks.base import Arena, Data, Samples
 from immunis.audit import run_attack
 from immunis.features import cut
@@ -27,7 +21,6 @@ from immunis.reading import array_of
 from immunis.verdict import stopped, summarise
 
 DESCENT, CLOSED_FORM = ATTACKS = ("gd_line_search", "ridge")
-FIFTHS = 5
 ORIGINAL = "identity"
 
 
@@ -41,26 +34,7 @@ def attack(theta: Tensor | None, samples: Samples, budget: int, seed: int) -> di
         model, samples.kind, samples.outputs, samples.train, samples.test, cache,
         2.0 * theta.numel(), None, budget, seed, "cpu",
     )  # fmt: skip
-    space = {"ridge": [_penalty(arena)]} if samples.kind == "regression" else None
-    return {
-        DESCENT: run_attack(DESCENT, arena, None),
-        CLOSED_FORM: run_attack(CLOSED_FORM, arena, None, space),
-    }
-
-
-def _penalty(arena: Arena) -> float:
-    """The penalty of ridge regression with the best median validation score; the first of equals.
-
-    A score is rounded to three digits, so that equals are found as such.
-    """
-    ridge = REGISTRY[CLOSED_FORM]
-
-    def median(penalty: float) -> float:
-        parts = (dataclasses.replace(arena, fold=fold) for fold in range(FIFTHS))
-        scores = [ridge.run(part, {"ridge": penalty})[-1].validation for part in parts]
-        return round(float(np.median(scores)), 3)
-
-    return max(ridge.space(arena)["ridge"], key=median)
+    return {name: run_attack(name, arena, None) for name in ATTACKS}
 
 
 def paid(
