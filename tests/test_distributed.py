@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 
 import pytest
 import torch
@@ -60,10 +61,21 @@ def _gradient(rank, port, folder):
 
 
 def _spawn(call, *arguments):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.start_processes(call, (port, *arguments), nprocs=2, start_method="spawn")
+    """Run two processes; once more on another port where they never find each other."""
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        context = mp.start_processes(
+            call, (port, *arguments), nprocs=2, join=False, start_method="spawn"
+        )
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            if context.join(timeout=5):
+                return
+        for process in context.processes:
+            process.kill()
+    raise TimeoutError("two processes did not finish in 90 seconds, twice")
 
 
 def test_two_processes_give_the_gradient_of_the_joined_batch(tmp_path):
