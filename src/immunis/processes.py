@@ -27,6 +27,12 @@ def rank() -> int:
     return dist.get_rank() if world() > 1 else 0
 
 
+def leave() -> None:
+    """Leave the run, so that no process waits for one that has ended; safe to repeat."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def summed(values: Tensor) -> Tensor:
     """Sum of a tensor over all processes, without gradient."""
     if world() == 1:

@@ -5,6 +5,7 @@ Used to pre-train, to immunize, on one device or many. It logs and reports; it d
 
 from __future__ import annotations
 
+import atexit
 import copy
 import hashlib
 import itertools
@@ -26,7 +27,7 @@ from immunis.errors import InputError, NumericalError, RankWarning, SettingsErro
 from immunis.features import Cut, fitting, logits_of, state_digest
 from immunis.heldout import HeldOut, merit
 from immunis.objectives.base import Objective
-from immunis.processes import rank, summed, world
+from immunis.processes import leave, rank, summed, world
 from immunis.settings import require
 from immunis.streams import Stream, augmented, held_out
 from immunis.taps import Tapped
@@ -174,6 +175,7 @@ class Hardware:
                 precision=self.precision,
             )
             fabric.launch()
+            atexit.register(leave)  # before the interpreter tears sockets down in any order
         except (ValueError, RuntimeError) as error:  # Fabric's own words for what is missing
             raise SettingsError(f"{self}: {error}") from error
         return fabric
@@ -215,7 +217,6 @@ def fit(
     resume: bool = False,
     wandb: str | None = None,
     identity: str = "",
-    judge: str | None = None,
     progress: Progress = lambda what, share: None,
 ) -> Fit:
     """Train a copy of a model on an objective and return the best of its evaluations.
@@ -233,7 +234,6 @@ def fit(
         resume: go on from the checkpoint in ``folder``, if there is one.
         wandb: Weights & Biases project to log to.
         identity: what the objective is, so that a checkpoint of another one is refused.
-        judge: what early stopping goes by; the objective's if left out.
         progress: called with what was done and the share of the whole.
 
     Raises:
@@ -245,7 +245,7 @@ def fit(
     if resume and folder is None:
         raise SettingsError("resume goes on from a folder; give folder= too.")
     _check_head(cut, primary)
-    judge = judge or (objective.judge if harmful is not None else "primary")
+    judge = objective.judge if harmful is not None else "primary"
     fabric = hardware.fabric()
     start = cut.copy()
     model, names = start.model, _trainable(start, training)
