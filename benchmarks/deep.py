@@ -20,7 +20,7 @@ import torch
 from lightning.fabric import Fabric
 from PIL import Image
 
-from immunis.datasets.images import Images, Item
+from immunis.datasets.pictures import Images, Item
 from immunis.engine import Engine
 from immunis.features import cut
 from immunis.methods import get_method

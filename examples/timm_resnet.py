@@ -13,7 +13,7 @@ import torch
 
 from immunis import Task, immunize
 from immunis.export import export
-from immunis.training import Training
+from immunis.plan import Training
 
 
 def images(count: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,7 +23,8 @@ from immunis.attacks.base import (
 )
 from immunis.attacks.ridge import ridge_probe
 from immunis.attacks.search import grid, search
-from immunis.features import cut, untrained
+from immunis.features import cut
+from immunis.fresh import untrained
 from test_features import Residual
 
 F = torch.float64

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from immunis import InputError, SettingsError, Task, audit, immunize
 from immunis.attacks import ATTACKS
 from immunis.attacks.base import Attack
-from immunis.audit import audit_recipe
 from immunis.datasets import Tasks, digit_parity
+from immunis.lineup import audit_recipe
 from immunis.networks import pretrained_mlp
 from immunis.reading import Reader
 from immunis.recipes import load_recipe

@@ -13,8 +13,9 @@ from torch import nn
 from deep import small_net, tasks
 from immunis.features import cut
 from immunis.methods import get_method
+from immunis.plan import Hardware, Training
 from immunis.regularizers import feature_hessian, r_ill, r_well, rho
-from immunis.training import Hardware, Training, fit
+from immunis.training import fit
 
 REGULARIZERS = {
     "r_well": lambda z, y: r_well(feature_hessian(z, across=True)),

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from immunis import InputError, SettingsError
-from immunis.features import cut, reinitialise, untrained
+from immunis.features import cut
+from immunis.fresh import reinitialise, untrained
 
 
 class Residual(nn.Module):

@@ -133,6 +133,14 @@ class TestTasks:
             write_folders(tmp_path / "harm", split, classes=2, each=9)
         return tmp_path
 
+    def test_scaling_is_the_same_in_memory_and_streamed(self, folder):
+        means = [
+            images("own", "harm", size=16, memory=memory, scaling="clip", folder=str(folder))
+            .primary.train.tensors()[0].mean()
+            for memory in (True, False)
+        ]  # fmt: skip
+        assert torch.isclose(*means, atol=1e-5)
+
     @pytest.mark.parametrize("memory", [True, False])
     def test_defender_and_attacker_share_no_image(self, folder, memory):
         tasks = images("own", "harm", size=16, memory=memory, folder=str(folder))

@@ -24,8 +24,9 @@ from immunis import (
 from immunis.features import cut
 from immunis.methods import METHODS, get_method
 from immunis.objectives.base import SUPERVISED, Objective, supervised_only
-from immunis.tasks import Corrupt
-from immunis.training import Hardware, Training, fit
+from immunis.plan import Hardware, Training
+from immunis.splits import Corrupt
+from immunis.training import fit
 
 DEEP = [name for name, method in METHODS.items() if method.objective is not None]
 SHORT = Training(steps=8, batch=48, harmful_batch=96, rate=3e-3, evaluate=4)

@@ -23,17 +23,14 @@ from immunis.attacks.base import (
 )
 from immunis.attacks.search import search
 from immunis.describe import describe
-from immunis.errors import InputError, RankWarning, SettingsError, unknown
-from immunis.features import Cut, cut, untrained
-from immunis.lineup import original as original_of
-from immunis.lineup import variants
+from immunis.errors import InputError, SettingsError
+from immunis.features import Cut, cut
+from immunis.fresh import untrained
 from immunis.measure import data_figures
 from immunis.reading import Reader, chance_of, samples_of
-from immunis.recipes import Recipe
 from immunis.records import Record
 from immunis.sweeps import Job, key_of, sweep
 from immunis.tasks import Task
-from immunis.training import Hardware
 from immunis.verdict import predictors, summarise, worst_case
 
 CONTROL, SCRATCH = "untrained", "from scratch"
@@ -280,49 +277,6 @@ def audit(
             seconds=time.perf_counter() - start,
         )
     )
-
-
-def audit_recipe(
-    recipe: Recipe,
-    data: str | None = None,
-    attacks: str | Sequence[str] | None = None,
-    methods: Sequence[str] | None = None,
-    *,
-    hardware: Hardware | None = None,
-    models_folder: str | Path | None = None,
-    progress: Progress = lambda what, share: None,
-    **more: Any,
-) -> Audit:
-    """Build what a recipe describes, defend it by each of its methods, and audit them all.
-
-    ``methods`` names those of the recipe's defences (by name or label) to audit. Trained
-    networks are kept in ``models_folder``; the rest is as in ``audit``.
-    """
-    tasks = recipe.tasks(data)
-    options = dict(recipe.audit)
-    tables = options.pop("methods", [recipe.method] if recipe.method else [])
-    labels = [table.get("label", table["name"]) for table in tables]
-    for name in methods or ():
-        if name not in labels:
-            raise unknown("defence of the recipe", name, labels)
-    where = hardware, models_folder, progress
-    model = original_of(recipe, tasks, *where)
-    models: dict[str, Any] = {"original": model}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RankWarning)  # ranks are reported
-        for table in tables:
-            label = table.get("label", table["name"])
-            if methods is not None and label not in methods:
-                continue
-            label = label if label not in models else f"{label} {len(models)}"
-            models[label] = variants(recipe, table, model, tasks, options.get("seeds", 3), *where)
-    chosen = attacks or options.pop("attacks", "standard")
-    options.pop("attacks", None)
-    result = audit(
-        models, tasks.primary, tasks.attacker, tasks.transfer, chosen,
-        defender=tasks.harmful, progress=progress, **options, **more,
-    )  # fmt: skip
-    return Audit(result.record.with_settings(recipe=recipe.to_dict()))
 
 
 def run_attack(

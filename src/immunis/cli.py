@@ -164,6 +164,7 @@ def immunize(
     from immunis.errors import SettingsError
     from immunis.export import export, weights
     from immunis.lineup import defended, original
+    from immunis.plan import hardware_of
     from immunis.processes import rank
     from immunis.recipes import load_recipe
     from immunis.records import check_folder, make_folder, write_bytes, write_text
@@ -173,7 +174,10 @@ def immunize(
     if not chosen.method:
         raise SettingsError(f"recipe {recipe} has no [method]; add one (see: immunis list).")
     method = chosen.method["name"]
-    hardware = _hardware(device, devices, nodes, strategy, precision, compiled)
+    hardware = hardware_of({
+        "device": device, "devices": devices, "nodes": nodes, "strategy": strategy,
+        "precision": precision, "compile": compiled,
+    })  # fmt: skip
     folder = check_folder(output or f"immunis-runs/{chosen.name}-{method}")
     state = make_folder(folder / "training") if chosen.training else None
     kept = {"kept": f"the same command with --resume goes on from {state}."} if state else {}
@@ -207,27 +211,6 @@ def immunize(
     _where(*paths)
 
 
-def _hardware(
-    device: str, devices: int, nodes: int, strategy: str, precision: str, compiled: bool
-) -> Any:
-    """Hardware settings, checked before anything is loaded."""
-    from typing import get_type_hints
-
-    from immunis.settings import check
-    from immunis.training import Hardware
-
-    values = {
-        "device": device,
-        "devices": devices,
-        "nodes": nodes,
-        "strategy": strategy,
-        "precision": precision,
-        "compile": compiled,
-    }
-    check(values, get_type_hints(Hardware), "the command line")
-    return Hardware(**values)  # type: ignore[arg-type]
-
-
 @app.command()
 def audit(
     recipe: Recipe,
@@ -255,8 +238,9 @@ def audit(
 
     Finished attacks are kept in the output folder: the same command goes on where it stopped.
     """
-    from immunis.audit import audit_recipe as run
     from immunis.card import render
+    from immunis.lineup import audit_recipe as run
+    from immunis.plan import hardware_of
     from immunis.recipes import load_recipe
     from immunis.records import check_folder, make_folder, write_text
     from immunis.tables import (
@@ -282,7 +266,7 @@ def audit(
             folder=folder / "attacks",
             models_folder=models or folder / "models",
             device=device,
-            hardware=_hardware(device, 1, 1, "auto", precision, False),
+            hardware=hardware_of({"device": device, "precision": precision}),
             progress=bar,
         )
     path = result.record.save(folder / "record.json")

@@ -9,26 +9,27 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import nn
 
 from immunis.attacks.base import encode, score
 from immunis.errors import InputError
-from immunis.features import Cut, cut, fitting, logits_of
+from immunis.features import Cut, cut
 from immunis.gram import Gram, gram_of
 from immunis.measure import data_figures, spectrum_figures
 from immunis.methods import get_method
 from immunis.metrics import check_pair
+from immunis.outputs import fitting, logits_of
+from immunis.plan import Hardware, Training, training_of
 from immunis.processes import world
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
-from immunis.settings import check
 from immunis.spectrum import quiet_spectrum
 from immunis.streams import PER_DIMENSION, SAMPLES, Stream, spread
 from immunis.tasks import Task
-from immunis.training import Fit, Hardware, Training, fit
+from immunis.training import Fit, fit
 
 BATCH = 256
 
@@ -158,12 +159,6 @@ def defend(
     target = new.get_submodule(whole.head)
     assert isinstance(target, nn.Linear)
     return new, target, run
-
-
-def training_of(values: Mapping[str, Any]) -> Training:
-    """Build training settings, refusing unknown keys with a suggestion."""
-    check(values, get_type_hints(Training), "[training]")
-    return Training(**values)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from immunis.errors import InputError, SettingsError, unknown
+from immunis.outputs import fitting, pooled, tensor_of
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -152,15 +153,6 @@ class Cut:
         return found
 
 
-def fitting(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Inputs on the model's device and in its dtype; whole numbers stay so for an embedding."""
-    parameter = next(model.parameters(), torch.zeros(()))
-    words = any(isinstance(module, nn.Embedding) for module in model.modules())
-    if words and not inputs.is_floating_point():
-        return inputs.to(parameter.device)
-    return inputs.to(parameter.device, parameter.dtype)
-
-
 def _linear(model: nn.Module, name: str) -> nn.Linear:
     layer = model.get_submodule(name)
     if not isinstance(layer, nn.Linear):
@@ -168,39 +160,8 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
     return layer
 
 
-def tensor_of(output: Any) -> Tensor:
-    """The tensor in a model's output: itself, a pooled output, or the last hidden state."""
-    if isinstance(output, tuple | list) and output:
-        output = output[0]
-    if isinstance(output, Tensor):
-        return output
-    for key in ("pooler_output", "last_hidden_state", "logits"):
-        found = output.get(key) if isinstance(output, Mapping) else getattr(output, key, None)
-        if found is not None:
-            return found
-    raise InputError(f"the model returns {type(output).__name__}; expected a tensor of features.")
-
-
-def logits_of(output: Any) -> Tensor:
-    """A model's answers: its logits where it names them, else the tensor it returns."""
-    named = output.get("logits") if isinstance(output, Mapping) else None
-    named = getattr(output, "logits", named)
-    return tensor_of(output) if named is None else named
-
-
 def _channels_last(model: nn.Module) -> bool:
     return str(getattr(model, "output_fmt", "")).endswith("NHWC")
-
-
-def pooled(features: Tensor, channels_last: bool = False) -> Tensor:
-    """Mean over positions (n, C, H, W), or (n, H, W, C), or tokens (n, T, C); (n, D) stays."""
-    if features.ndim == 4:
-        return features.mean((1, 2) if channels_last else (2, 3))
-    if features.ndim == 3:
-        return features.mean(1)
-    if features.ndim != 2:
-        raise InputError(f"features have shape {tuple(features.shape)}; no pooling rule fits.")
-    return features
 
 
 def cut(
@@ -352,38 +313,3 @@ def state_digest(model: nn.Module) -> str:
         raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
         total.update(name.encode() + raw.tobytes())
     return total.hexdigest()
-
-
-def reinitialise(module: nn.Module, seed: int) -> None:
-    """Draw every parameter anew, as the layers themselves do at construction.
-
-    Parameters that no layer draws by itself get what such parameters start with: vectors called
-    weight, scale or gamma ones, vectors called bias or beta zeros, all others (class tokens,
-    position embeddings) a normal distribution of deviation 0.02.
-    """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        drawn: set[int] = set()
-        for part in module.modules():
-            reset: Any = getattr(part, "reset_parameters", None)
-            if callable(reset):
-                reset()
-                drawn |= {id(p) for p in part.parameters(recurse=False)}
-        for name, parameter in module.named_parameters():
-            if id(parameter) in drawn:
-                continue
-            word = name.rsplit(".", 1)[-1]
-            if parameter.ndim <= 1 and word in ("weight", "scale", "gamma"):
-                parameter.fill_(1.0)
-            elif parameter.ndim <= 1 and word in ("bias", "beta"):
-                parameter.zero_()
-            else:
-                parameter.normal_(std=0.02)
-
-
-def untrained(source: Cut, seed: int) -> Cut:
-    """Return the same architecture with fresh parameters: the control of every audit."""
-    fresh = source.copy()
-    reinitialise(fresh.model, seed)
-    fresh.model.eval()
-    return fresh

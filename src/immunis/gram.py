@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from immunis.errors import InputError
-from immunis.tasks import EPS64, Split, Task, _epsilon
+from immunis.splits import EPS64, Split, epsilon_of
+from immunis.tasks import Task
 
 CHUNK_BYTES = 1 << 25
 LARGEST = 1e140  # beyond this (or below its inverse) squares leave float64's range
@@ -124,7 +125,7 @@ def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
             f"features have shape {tuple(features.shape)}; expected (samples, features) with at "
             "least one sample. Flatten images, or pass them through an extractor."
         )
-    epsilon = _epsilon(features.dtype)
+    epsilon = epsilon_of(features.dtype)
     z = features.detach().to("cpu", torch.float64)
     y = z.new_zeros(len(z), 0) if targets is None else targets.detach().to("cpu", torch.float64)
     for what, values in (("features", z), ("targets", y)):

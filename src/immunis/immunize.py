@@ -29,10 +29,11 @@ from immunis.metrics import (
     relative_immunization_ratio,
     score,
 )
+from immunis.plan import Hardware, Training
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
-from immunis.tasks import Split, Task
-from immunis.training import Hardware, Training
+from immunis.splits import Split
+from immunis.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def immunize(
         method: one of ``immunis list``.
         head: the primary head to compensate; by default the least-squares head is. For a
             network that is trained, the name of its head where it cannot be told.
-        training: how to train a network: ``immunis.training.Training``, or its settings.
+        training: how to train a network: ``immunis.plan.Training``, or its settings.
         hardware: where to train it; one CPU process by default.
         folder: where training keeps its checkpoint and curves.
         resume: go on from the checkpoint in ``folder``.

@@ -1,4 +1,4 @@
-"""The models of a recipe: the original, pre-trained if need be, and each of its defences.
+"""The models of a recipe, and their audit: the original, pre-trained if need be, its defences.
 
 Trained networks are kept in a folder under a hash of everything that decides them, so that
 an audit, or a second command, trains none of them again.
@@ -7,7 +7,8 @@ an audit, or a second command, trains none of them again.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,20 @@ from torch import Tensor, nn
 
 from immunis import checkpoints
 from immunis._version import __version__
+from immunis.audit import Audit, audit
 from immunis.datasets import Tasks
-from immunis.defend import training_of
+from immunis.errors import RankWarning, unknown
 from immunis.export import weights
 from immunis.features import cut, state_digest
 from immunis.immunize import Immunized, immunize
 from immunis.networks import load_weights
 from immunis.objectives.base import supervised_only
+from immunis.plan import Hardware, training_of
 from immunis.processes import rank
 from immunis.recipes import Recipe
 from immunis.records import make_folder, write_bytes
 from immunis.sweeps import key_of
-from immunis.training import Hardware, fit
+from immunis.training import fit
 
 Progress = Callable[[str, float], None]
 
@@ -129,3 +132,46 @@ def variants(
                 record.save(path.with_suffix(".json"))
         found.append(fresh.cpu().eval())
     return found
+
+
+def audit_recipe(
+    recipe: Recipe,
+    data: str | None = None,
+    attacks: str | Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
+    *,
+    hardware: Hardware | None = None,
+    models_folder: str | Path | None = None,
+    progress: Progress = lambda what, share: None,
+    **more: Any,
+) -> Audit:
+    """Build what a recipe describes, defend it by each of its methods, and audit them all.
+
+    ``methods`` names those of the recipe's defences (by name or label) to audit. Trained
+    networks are kept in ``models_folder``; the rest is as in ``audit``.
+    """
+    tasks = recipe.tasks(data)
+    options = dict(recipe.audit)
+    tables = options.pop("methods", [recipe.method] if recipe.method else [])
+    labels = [table.get("label", table["name"]) for table in tables]
+    for name in methods or ():
+        if name not in labels:
+            raise unknown("defence of the recipe", name, labels)
+    where = hardware, models_folder, progress
+    model = original(recipe, tasks, *where)
+    models: dict[str, Any] = {"original": model}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)  # ranks are reported
+        for table in tables:
+            label = table.get("label", table["name"])
+            if methods is not None and label not in methods:
+                continue
+            label = label if label not in models else f"{label} {len(models)}"
+            models[label] = variants(recipe, table, model, tasks, options.get("seeds", 3), *where)
+    chosen = attacks or options.pop("attacks", "standard")
+    options.pop("attacks", None)
+    result = audit(
+        models, tasks.primary, tasks.attacker, tasks.transfer, chosen,
+        defender=tasks.harmful, progress=progress, **options, **more,
+    )  # fmt: skip
+    return Audit(result.record.with_settings(recipe=recipe.to_dict()))

@@ -18,7 +18,8 @@ from immunis.metrics import Extractor, as_extractor, check_pair
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
 from immunis.spectrum import Spectrum, quiet_spectrum
-from immunis.tasks import EPS64, Task
+from immunis.splits import EPS64
+from immunis.tasks import Task
 
 RIDGE = 1e-3
 

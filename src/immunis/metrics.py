@@ -14,7 +14,8 @@ from immunis.attacks.gd_line_search import line_search
 from immunis.errors import InputError, RankWarning
 from immunis.gram import Gram, gram
 from immunis.spectrum import Spectrum, eigh
-from immunis.tasks import Split, Task
+from immunis.splits import Split
+from immunis.tasks import Task
 
 Extractor = Callable[[Tensor], Tensor]
 

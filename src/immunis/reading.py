@@ -13,7 +13,8 @@ from torch import Tensor
 from immunis.attacks.base import Data, Samples, count_flops
 from immunis.errors import InputError
 from immunis.features import Cut, state_digest
-from immunis.tasks import Split, Task, hash_rows
+from immunis.splits import Split, hash_rows
+from immunis.tasks import Task
 
 
 def samples_of(task: Task) -> Samples:

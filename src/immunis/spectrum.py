@@ -19,7 +19,7 @@ from torch import Tensor
 
 from immunis.errors import InputError, NumericalError, RankWarning
 from immunis.gram import Gram, gram_of
-from immunis.tasks import EPS64
+from immunis.splits import EPS64
 
 REFERENCE_SHIFT = 1e-6
 

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 
 from immunis.errors import InputError, SettingsError
 from immunis.processes import rank, world
-from immunis.tasks import Split, Task
+from immunis.splits import Split
+from immunis.tasks import Task
 
 Rows = Tensor
 SAMPLES, PER_DIMENSION = 16384, 8  # a Gram is over at most that many rows, or that many times D

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from immunis.errors import InputError
-from immunis.features import Cut, fitting, logits_of
+from immunis.features import Cut
+from immunis.outputs import fitting, logits_of
 
 
 class Tapped(nn.Module):

@@ -1,241 +1,20 @@
-"""A task: labelled data in a role, however the user brought it.
+"""A task: labelled data in a role.
 
-Tensors, NumPy arrays, a ``Dataset`` or a ``DataLoader`` come in; batches of
-``(inputs, labels)`` go out. Integer labels mean classification, floating-point labels
-mean regression. Inputs of any real dtype are accepted: integers and half-precision
-floats are widened without loss where they are used, and the coarsest input precision is
-remembered (``Split.epsilon``) because it bounds which eigenvalues can be told from zero.
+Integer labels mean classification, floating-point labels mean regression. The precision of
+the inputs is remembered (``Task.epsilon``) because it bounds which eigenvalues can be told
+from zero.
 """
 
 from __future__ import annotations
 
-import hashlib
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from immunis.errors import InputError
-
-Batch = tuple[Tensor, Tensor]
-MOST_CORRUPT = 0.01  # share of unreadable samples above which a data set is refused
-_WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
-_REAL = (
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
-)  # fmt: skip
-EPS64 = torch.finfo(torch.float64).eps
-
-
-@dataclass(frozen=True)
-class Corrupt:
-    """What a ``Dataset`` gives in place of a sample that cannot be read."""
-
-    name: str
-    reason: str
-
-
-def collate(items: list[Any]) -> tuple[Any, list[Corrupt]]:
-    """Join the readable items of a batch, and list the others; None where all are corrupt."""
-    bad = [item for item in items if isinstance(item, Corrupt)]
-    good = [item for item in items if not isinstance(item, Corrupt)]
-    return (default_collate(good) if good else None), bad
-
-
-class Split:
-    """One part of a task (its training or test data), streamed in batches.
-
-    ``source`` is a pair ``(inputs, labels)`` of tensors or arrays, a ``Dataset`` of such
-    pairs, or a ``DataLoader`` that yields batches of them. ``where`` names the split in
-    error messages.
-    """
-
-    def __init__(self, source: Any, where: str) -> None:
-        self.where = where
-        if isinstance(source, TensorDataset) and len(source.tensors) == 2:
-            source = source.tensors
-        self.corrupt: set[str] = set()
-        self._fingerprint: str | None = None
-        self._memory: Batch | None = None
-        self._loader: DataLoader | Dataset | None = None
-        if isinstance(source, DataLoader | Dataset):
-            self._loader = source
-        elif isinstance(source, tuple | list) and len(source) == 2:
-            inputs = _as_tensor(source[0], f"{where} inputs")
-            labels = _as_tensor(source[1], f"{where} labels")
-            if not inputs.ndim or not labels.ndim or len(inputs) != len(labels):
-                raise InputError(
-                    f"{where}: inputs of shape {tuple(inputs.shape)} and labels of shape "
-                    f"{tuple(labels.shape)}; they must pair up one to one."
-                )
-            self._memory = (inputs, labels)
-            for batch in self._slices(1 << 16):
-                _check_batch(*batch, where)
-            if len(inputs) < 2:
-                raise InputError(
-                    f"{where}: {len(inputs)} sample(s) came; at least 2 are needed. "
-                    "Check the filter that selected this split."
-                )
-        else:
-            raise InputError(
-                f"{where}: expected (inputs, labels), a Dataset or a DataLoader, "
-                f"got {type(source).__name__}."
-            )
-
-    def _slices(self, size: int) -> Iterator[Batch]:
-        assert self._memory is not None
-        inputs, labels = self._memory
-        for start in range(0, max(len(inputs), 1), size):
-            yield inputs[start : start + size], labels[start : start + size]
-
-    def batches(self, size: int = 4096) -> Iterator[Batch]:
-        """Yield ``(inputs, labels)`` batches; a ``DataLoader`` keeps its own batch size."""
-        if self._memory is not None:
-            yield from self._slices(size)
-            return
-        loader = self._loader
-        if isinstance(loader, Dataset):
-            loader = DataLoader(loader, batch_size=size, collate_fn=collate)
-        assert loader is not None
-        seen = 0
-        for batch in self.checked(loader):
-            if batch is not None:
-                seen += len(batch[0])
-                yield batch
-        if seen < 2:
-            raise InputError(
-                f"{self.where}: {seen} sample(s) came; at least 2 are needed. "
-                "Check the filter that selected this split."
-            )
-
-    def dataset(self) -> tuple[Dataset, dict[str, Any]]:
-        """Return the samples one by one, and what a loader of them needs (workers, collation).
-
-        Raises:
-            InputError: for data that can only be read from front to back.
-        """
-        if self._memory is not None:
-            return TensorDataset(*self._memory), {"collate_fn": collate}
-        source = self._loader
-        options: dict[str, Any] = {"collate_fn": collate}
-        if isinstance(source, DataLoader):
-            options = {
-                "collate_fn": source.collate_fn,
-                "num_workers": source.num_workers,
-                "worker_init_fn": source.worker_init_fn,
-            }
-            source = source.dataset
-        if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
-            raise InputError(
-                f"{self.where}: training draws samples in an order of its own, so it needs a "
-                "Dataset with __len__ and __getitem__, not one that only iterates."
-            )
-        assert source is not None
-        return source, options
-
-    def checked(self, batches: Iterable[Any]) -> Iterator[Batch | None]:
-        """Check what a loader yields, batch by batch; skip and count unreadable samples.
-
-        None stands for a batch of which nothing could be read.
-        """
-        for batch in batches:
-            if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], list):
-                batch, bad = batch
-                self._skip(bad)
-                if batch is None:
-                    yield None
-                    continue
-            if not (isinstance(batch, tuple | list) and len(batch) == 2):
-                raise InputError(
-                    f"{self.where}: each item must be a pair (inputs, labels), "
-                    f"got {type(batch).__name__}. Wrap the dataset so that it yields pairs."
-                )
-            inputs = _as_tensor(batch[0], f"{self.where} inputs")
-            labels = _as_tensor(batch[1], f"{self.where} labels")
-            _check_batch(inputs, labels, self.where)
-            yield inputs, labels
-
-    def _skip(self, bad: list[Corrupt]) -> None:
-        if not {item.name for item in bad} - self.corrupt:
-            return
-        self.corrupt |= {item.name for item in bad}
-        total = len(self._loader)  # type: ignore[arg-type]
-        if len(self.corrupt) > max(1, MOST_CORRUPT * total):
-            raise InputError(
-                f"{self.where}: {len(self.corrupt)} of {total} samples cannot be read, the last "
-                f"{bad[-1].name} ({bad[-1].reason}); at most {MOST_CORRUPT:.0%} are skipped. "
-                "Check the files, or fetch them again."
-            )
-        warnings.warn(
-            f"{self.where}: skipped {bad[-1].name} ({bad[-1].reason}); {len(self.corrupt)} of "
-            f"{total} samples so far.",
-            stacklevel=4,
-        )
-
-    def first(self, count: int) -> Tensor:
-        """Return the first few inputs."""
-        return next(self.batches(count))[0][:count]
-
-    def tensors(self) -> Batch:
-        """Return the whole split in memory as ``(inputs, labels)``."""
-        if self._memory is not None:
-            return self._memory
-        parts = list(self.batches())
-        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the data was given as tensors or arrays, in a fixed order."""
-        return self._memory is not None
-
-    def row_hashes(self) -> Iterator[int]:
-        """Yield a 128-bit hash of each input row, for overlap checks; labels are left out."""
-        for inputs, _ in self.batches():
-            yield from hash_rows(inputs)
-
-    def identity(self) -> str:
-        """What tells this data from other data: its fingerprint, or its size where that is dear."""
-        source: Any = getattr(self._loader, "dataset", self._loader)
-        if self.in_memory or hasattr(source, "fingerprint"):
-            return self.fingerprint()
-        return f"{self.where} {len(source)}" if hasattr(source, "__len__") else self.where
-
-    def fingerprint(self) -> str:
-        """Return an order-independent hash of inputs and labels together.
-
-        A ``Dataset`` with a ``fingerprint`` of its own is asked for that instead, since
-        reading every sample of a large one takes long.
-        """
-        own = getattr(getattr(self._loader, "dataset", self._loader), "fingerprint", None)
-        if callable(own):
-            return own()
-        if self._fingerprint is not None:
-            return self._fingerprint
-        total, count = 0, 0
-        for inputs, labels in self.batches():
-            flat = inputs.detach().cpu().to(torch.float64).flatten(1)
-            targets = labels.detach().cpu().to(torch.float64).reshape(len(labels), -1)
-            for value in hash_rows(torch.cat([flat, targets], dim=1)):
-                total, count = total + value, count + 1
-        found = f"{total % (1 << 128):032x}-{count}"
-        if self._memory is not None:
-            self._fingerprint = found
-        return found
-
-
-def hash_rows(rows: Tensor) -> Iterator[int]:
-    """Yield a 128-bit hash of each row's float64 values.
-
-    The same numbers hash alike whatever the dtype that carried them, -0.0 and 0.0 too.
-    """
-    values = rows.detach().cpu().to(torch.float64).flatten(1).add(0.0).numpy()
-    for row in np.ascontiguousarray(values):
-        yield int.from_bytes(hashlib.blake2b(row.data, digest_size=16).digest())
+from immunis.splits import Split, epsilon_of
 
 
 class Task:
@@ -265,7 +44,7 @@ class Task:
         first_inputs, first_labels = next(self.train.batches(2))
         self.kind = "regression" if first_labels.is_floating_point() else "classification"
         self.input_shape = tuple(first_inputs.shape[1:])
-        self.epsilon = _epsilon(first_inputs.dtype)
+        self.epsilon = epsilon_of(first_inputs.dtype)
         if classes is not None and self.kind == "regression":
             raise InputError(f"{self.name}: classes={classes} was given, but labels are floats.")
         if classes is not None and (not isinstance(classes, int) or classes < 1):
@@ -332,69 +111,3 @@ class Task:
     def __repr__(self) -> str:
         """Show the name, kind and input shape."""
         return f"Task({self.name!r}, {self.kind}, inputs {self.input_shape})"
-
-
-def _as_tensor(values: Any, where: str) -> Tensor:
-    if isinstance(values, Tensor):
-        tensor = values.detach()
-    else:
-        try:
-            array = np.asarray(values)
-        except ValueError as error:
-            raise InputError(f"{where}: rows of unequal length came ({error}).") from error
-        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise InputError(
-                f"{where}: dtype {array.dtype} came; plain numbers are needed. Encode categories "
-                "as integers first (for example with sklearn's LabelEncoder)."
-            )
-        tensor = torch.as_tensor(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    if tensor.dtype in _WIDE_UNSIGNED:
-        if tensor.dtype is torch.uint64 and bool((tensor.to(torch.int64) < 0).any()):
-            raise InputError(f"{where}: integers of 2**63 and more came; rescale them.")
-        tensor = tensor.to(torch.int64)
-    if tensor.dtype not in _REAL:
-        raise InputError(
-            f"{where}: dtype {tensor.dtype} came; expected real numbers in a common dtype. Convert "
-            "them, for example with .float()."
-        )
-    return tensor
-
-
-def _check_batch(inputs: Tensor, labels: Tensor, where: str) -> None:
-    if inputs.ndim < 2:
-        raise InputError(
-            f"{where}: inputs have shape {tuple(inputs.shape)}; expected (samples, features). "
-            "For a single feature pass inputs[:, None]."
-        )
-    if inputs[:1].numel() == 0 and len(inputs):
-        raise InputError(f"{where}: inputs have shape {tuple(inputs.shape)}: no features.")
-    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
-        bad = int((~torch.isfinite(inputs)).sum())
-        raise InputError(
-            f"{where}: {bad} NaN or infinite input value(s); drop those rows or fill them first."
-        )
-    if labels.is_floating_point():
-        if labels.ndim not in (1, 2):
-            raise InputError(
-                f"{where}: regression labels have shape {tuple(labels.shape)}; "
-                "expected (samples,) or (samples, targets)."
-            )
-        if not bool(torch.isfinite(labels).all()):
-            raise InputError(f"{where}: NaN or infinite label(s); drop those rows first.")
-    else:
-        if labels.ndim != 1:
-            raise InputError(
-                f"{where}: class labels have shape {tuple(labels.shape)}; expected (samples,) of "
-                "integers. For one-hot labels pass labels.argmax(1)."
-            )
-        if len(labels) and labels.dtype != torch.bool and int(labels.min()) < 0:
-            raise InputError(
-                f"{where}: class label {int(labels.min())} is negative; class indices start "
-                "at 0. Drop ignored samples and renumber."
-            )
-
-
-def _epsilon(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps if dtype.is_floating_point else EPS64

@@ -5,7 +5,6 @@ Used to pre-train, to immunize, on one device or many. It logs and reports; it d
 
 from __future__ import annotations
 
-import atexit
 import copy
 import hashlib
 import itertools
@@ -13,10 +12,10 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +23,12 @@ from torch import Tensor, nn
 from immunis import checkpoints
 from immunis.engine import Engine
 from immunis.errors import InputError, NumericalError, RankWarning, SettingsError
-from immunis.features import Cut, fitting, logits_of, state_digest
+from immunis.features import Cut, state_digest
 from immunis.heldout import HeldOut, merit
 from immunis.objectives.base import Objective
-from immunis.processes import leave, rank, summed, world
-from immunis.settings import require
+from immunis.outputs import fitting, logits_of
+from immunis.plan import Hardware, Training
+from immunis.processes import rank, summed, world
 from immunis.streams import Stream, augmented, held_out
 from immunis.taps import Tapped
 from immunis.tasks import Task
@@ -36,149 +36,6 @@ from immunis.tracking import Tracker
 
 Progress = Callable[[str, float], None]
 BATCHNORM = nn.modules.batchnorm._BatchNorm
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a network is trained.
-
-    Attributes:
-        layers: parameters to train, as module names (``"layer4"``) or patterns (``"*.bias"``);
-            empty for the last stage, ``["*"]`` for all. The head is always trained.
-        steps: optimizer steps.
-        epochs: passes over the longer of the two tasks, in place of ``steps``.
-        harmful_epochs: passes over the harmful task, which the paper's table counts, instead.
-        batch: primary rows per step, over all processes together.
-        harmful_batch: harmful rows per step; should exceed the number of features.
-        accumulate: parts a step is run in, to save memory; the gradient is exact.
-        optimizer: ``"sgd"`` with Nesterov momentum 0.9, or ``"adamw"``.
-        rate: peak learning rate of the extractor.
-        head_rate: of the head; as ``rate`` if left out.
-        weight_decay: of the extractor.
-        head_weight_decay: of the head.
-        label_smoothing: of the primary loss.
-        schedule: ``"cosine"`` to zero, or ``"constant"``.
-        warmup: share of the steps over which the rate rises from zero.
-        clip: largest gradient norm.
-        batchnorm: ``"freeze"`` keeps running statistics and uses them; ``"update"`` takes
-            batch statistics of the primary task.
-        augment: zoom and flip primary and harmful images at random.
-        held_out: share of both tasks' training rows kept for early stopping.
-        evaluate: number of evaluations over the run.
-        patience: evaluations without a better one before the run stops; 0 for never.
-        tolerance: held-out primary score a checkpoint may lose.
-        workers: processes that decode ahead, for data that is not in memory.
-    """
-
-    layers: Sequence[str] = ()
-    steps: int | None = None
-    epochs: float | None = None
-    harmful_epochs: float | None = None
-    batch: int = 256
-    harmful_batch: int = 2048
-    accumulate: int = 1
-    optimizer: Literal["sgd", "adamw"] = "adamw"
-    rate: float = 1e-3
-    head_rate: float | None = None
-    weight_decay: float = 0.0
-    head_weight_decay: float = 2e-5
-    label_smoothing: float = 0.1
-    schedule: Literal["cosine", "constant"] = "cosine"
-    warmup: float = 0.05
-    clip: float = 1.0
-    batchnorm: Literal["freeze", "update"] = "freeze"
-    augment: bool = False
-    held_out: float = 0.1
-    evaluate: int = 10
-    patience: int = 0
-    tolerance: float = 0.005
-    workers: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the ranges and the combinations."""
-        for name in ("batch", "harmful_batch", "accumulate", "evaluate"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: need >= 1")
-        for name in ("steps", "epochs", "harmful_epochs", "rate", "head_rate", "clip"):
-            value = getattr(self, name)
-            require(value is None or 0 < value < math.inf, f"{name}={value}: need > 0")
-        for name in ("weight_decay", "head_weight_decay", "patience", "tolerance", "workers"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"{name}={value}: need >= 0")
-        for name in ("label_smoothing", "warmup"):
-            require(0 <= getattr(self, name) < 1, f"{name}={getattr(self, name)}: need 0 to 1")
-        require(0 < self.held_out < 1, f"held_out={self.held_out}: need 0 < held_out < 1")
-        lengths = [n for n in ("steps", "epochs", "harmful_epochs") if getattr(self, n) is not None]
-        require(len(lengths) <= 1, f"{' and '.join(lengths)} exclude each other: give one")
-        require(
-            self.accumulate == 1 or self.batchnorm == "freeze",
-            "accumulate runs every part twice, which would count twice in BatchNorm statistics: "
-            "use batchnorm='freeze' with it",
-        )
-
-    def length(self, primary: int, harmful: int) -> int:
-        """Number of steps, where an epoch of each task has that many (0 for no task)."""
-        if self.steps is not None:
-            return self.steps
-        if self.harmful_epochs is not None:
-            require(harmful > 0, "harmful_epochs needs a harmful task; use epochs or steps")
-            return max(1, round(self.harmful_epochs * harmful))
-        return max(1, round((1.0 if self.epochs is None else self.epochs) * max(primary, harmful)))
-
-    def factor(self, step: int, steps: int) -> float:
-        """Share of the peak learning rate at a step."""
-        rise = self.warmup * steps
-        if step < rise:
-            return (step + 1) / (rise + 1)
-        if self.schedule == "constant":
-            return 1.0
-        return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1.0, steps - rise)))
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """Where a run takes place.
-
-    Attributes:
-        device: ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"auto"``.
-        devices: how many; under ``torchrun`` or ``fabric run`` theirs counts.
-        nodes: machines.
-        strategy: ``"auto"``, ``"ddp"`` or ``"fsdp"``.
-        precision: ``"32-true"``, ``"bf16-mixed"`` or another that Fabric knows.
-        compile: run the model through ``torch.compile``.
-    """
-
-    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
-    devices: int = 1
-    nodes: int = 1
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true"] = "32-true"
-    compile: bool = False
-
-    def fabric(self) -> Any:
-        """Start Lightning Fabric.
-
-        Raises:
-            SettingsError: where this machine cannot meet the request.
-        """
-        from lightning.fabric import Fabric
-        from lightning.fabric.strategies import DDPStrategy
-
-        strategy: Any = self.strategy
-        if strategy == "ddp":  # buffers are equal everywhere: frozen, or updated on one device
-            strategy = DDPStrategy(broadcast_buffers=False)
-        try:
-            fabric = Fabric(
-                accelerator=self.device,
-                devices=self.devices,
-                num_nodes=self.nodes,
-                strategy=strategy,
-                precision=self.precision,
-            )
-            fabric.launch()
-            atexit.register(leave)  # before the interpreter tears sockets down in any order
-        except (ValueError, RuntimeError) as error:  # Fabric's own words for what is missing
-            raise SettingsError(f"{self}: {error}") from error
-        return fabric
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import nn
 from immunis import Task, immunize
 from immunis.export import export
 from immunis.features import cut
-from immunis.training import Training
+from immunis.plan import Training
 
 
 def classifier():

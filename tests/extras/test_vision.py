@@ -19,8 +19,8 @@ from immunis.export import export, weights
 from immunis.features import cut
 from immunis.lineup import defended, original
 from immunis.networks import load_weights, named_network
+from immunis.plan import Training
 from immunis.recipes import load_recipe
-from immunis.training import Training
 from test_images import write_cars, write_folders
 
 SHORT = Training(steps=2, batch=16, harmful_batch=40, evaluate=1)

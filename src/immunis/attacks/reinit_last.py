@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
 from immunis.attacks.tuning import Network, parameters_of, tune
 from immunis.attacks.tuning import space as tuning_space
-from immunis.features import reinitialise
+from immunis.fresh import reinitialise
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:

@@ -4,7 +4,8 @@ from immunis.datasets.common import Tasks, data_file
 from immunis.datasets.digit_parity import digit_parity
 from immunis.datasets.digits import digits
 from immunis.datasets.house_prices import house_prices
-from immunis.datasets.images import images, read_images
+from immunis.datasets.images import images
+from immunis.datasets.layouts import read_images
 from immunis.datasets.mnist import mnist_images, mnist_pair
 from immunis.datasets.npz import npz
 

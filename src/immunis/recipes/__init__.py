@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from immunis import datasets
 from immunis.attacks import GROUPS, select
 from immunis.datasets import Tasks
-from immunis.defend import training_of
 from immunis.errors import InputError, SettingsError, unknown
 from immunis.methods import METHODS, Method, get_method
 from immunis.networks import LIBRARIES, named_network, pretrained_mlp
+from immunis.plan import training_of
 from immunis.settings import check, fits
 from immunis.tasks import Task
 

@@ -1,0 +1,160 @@
+"""Images from folders, Hugging Face parquet, Stanford Cars' devkit, or timm's readers.
+
+Which it is shows in the folder: ``train.parquet`` (or ``data/train-*.parquet``), a devkit
+beside ``cars_train``, or ``train/CLASS/*.jpg`` as ImageNet and Country211 have it. A name
+``timm:NAME`` goes to ``timm.create_dataset``. Test data is called test, val, valid or
+validation.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from immunis.datasets.pictures import Images, Item, Scaling, decode, normalised
+from immunis.errors import InputError, SettingsError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"}
+TEST_NAMES = ("test", "val", "valid", "validation")
+
+
+def read_images(
+    folder: str | Path,
+    split: str,
+    size: int,
+    classes: Sequence[str] | None = None,
+    scaling: Scaling = "imagenet",
+    root: str | Path = ".",
+) -> Dataset:
+    """Read one split (``"train"`` or ``"test"``) of a data set in any of the known layouts.
+
+    ``classes`` are those of the training split, so that the test split numbers them alike;
+    ``root`` is where timm looks for data.
+
+    Raises:
+        InputError: where the folder holds none of them, or lacks a column or file.
+    """
+    if str(folder).startswith("timm:"):
+        return _timm(str(folder).removeprefix("timm:"), split, size, scaling, root)
+    base = Path(folder)
+    if not base.is_dir():
+        raise InputError(f"image folder {base} does not exist.")
+    names = TEST_NAMES if split == "test" else (split,)
+    for name in names:
+        files = sorted(base.glob(f"{name}.parquet")) or sorted(base.glob(f"data/{name}-*.parquet"))
+        if files:
+            return Images(_parquet(files), size, scaling=scaling)
+        if (base / name).is_dir():
+            found, classes = _folders(base / name, classes)
+            return Images(found, size, classes, scaling)
+    if any(base.glob("**/cars_*_annos*.mat")):
+        return Images(_cars(base, split), size, scaling=scaling)
+    raise InputError(
+        f"{base} holds no {split} images: expected {names[0]}.parquet, {names[0]}/CLASS/*.jpg, or "
+        "Stanford Cars' devkit beside its images."
+    )
+
+
+def _folders(base: Path, classes: Sequence[str] | None) -> tuple[list[Item], Sequence[str]]:
+    found = sorted(entry.name for entry in base.iterdir() if entry.is_dir())
+    classes = found if classes is None else classes
+    strange = sorted(set(found) - set(classes))
+    if strange:
+        raise InputError(f"{base}: class {strange[0]!r} is not among the training classes.")
+    items = [
+        Item(path, label, str(path))
+        for label, name in enumerate(classes)
+        for path in sorted((base / name).glob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+    if not items:
+        raise InputError(f"{base} holds no images in class folders ({', '.join(SUFFIXES)}).")
+    return items, classes
+
+
+def _parquet(files: Sequence[Path]) -> list[Item]:
+    import pyarrow
+    import pyarrow.parquet
+
+    items: list[Item] = []
+    for file in files:
+        try:
+            table = pyarrow.parquet.read_table(file)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise InputError(f"{file} is not a readable parquet file: {error}.") from error
+        missing = {"image", "label"} - set(table.column_names)
+        if missing:
+            raise InputError(
+                f"{file} lacks column {' and '.join(sorted(missing))}; it has "
+                f"{', '.join(table.column_names)}. Expected image (bytes) and label (integer)."
+            )
+        pictures, labels = table["image"].to_pylist(), table["label"].to_pylist()
+        for row, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
+            content = picture.get("bytes") if isinstance(picture, dict) else picture
+            if not isinstance(content, bytes) or not isinstance(label, int):
+                raise InputError(
+                    f"{file}, row {row}: expected image bytes and an integer label, got "
+                    f"{type(content).__name__} and {type(label).__name__}."
+                )
+            items.append(Item(content, label, f"{file.name} row {row}"))
+    return items
+
+
+def _cars(base: Path, split: str) -> list[Item]:
+    """Stanford Cars: ``cars_train`` and ``cars_test`` with the annotations of its devkit."""
+    from scipy.io import loadmat
+
+    wanted = "cars_train_annos.mat" if split == "train" else "cars_test_annos_withlabels.mat"
+    found = sorted(base.glob(f"**/{wanted}"))
+    if not found:
+        raise InputError(
+            f"{base} holds no {wanted}. It comes with Stanford Cars' devkit (the labels of the "
+            "test images as a file of its own)."
+        )
+    try:
+        rows = loadmat(found[0], squeeze_me=True)["annotations"]
+        named = [(str(row["fname"]), int(row["class"])) for row in np.atleast_1d(rows)]
+    except Exception as error:  # scipy's readers raise what they like on foreign bytes
+        raise InputError(f"{found[0]} is not Stanford Cars' annotation file: {error}.") from error
+    folder = base / f"cars_{split}"
+    for name, _ in named:
+        if Path(name).name != name:
+            raise InputError(f"{found[0]}: {name!r} is no plain file name.")
+    return [Item(folder / name, label - 1, str(folder / name)) for name, label in named]
+
+
+def _timm(name: str, split: str, size: int, scaling: Scaling, root: str | Path) -> Dataset:
+    try:
+        from timm.data import create_dataset
+    except ImportError as error:
+        raise SettingsError("timm is not installed: pip install 'immunis[vision]'") from error
+
+    def transform(picture: Any) -> Tensor:
+        buffer = io.BytesIO()
+        picture.convert("RGB").save(buffer, "PNG")
+        return normalised(decode(buffer.getvalue(), size), scaling)
+
+    where = "validation" if split == "test" else "train"
+    try:
+        data = create_dataset(name, root=str(root), split=where, transform=transform)
+    except Exception as error:  # timm's readers raise what they like
+        raise InputError(f"timm cannot read {name!r} ({where}) in {root}: {error}") from error
+    labels_of(data)
+    return data
+
+
+def labels_of(data: Any) -> list[int]:
+    """Class of every sample of a timm data set, without decoding."""
+    samples = getattr(getattr(data, "reader", None), "samples", None)
+    if samples is None:
+        raise InputError(
+            f"{type(data).__name__} does not list its labels, so it cannot be split between "
+            "defender and attacker; give a timm reader of image folders."
+        )
+    return [int(label) for _, label in samples]

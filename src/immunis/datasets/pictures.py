@@ -1,0 +1,158 @@
+"""Encoded images as a data set: decoded, resized, scaled; what cannot be read is counted."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from immunis.errors import InputError
+from immunis.splits import MOST_CORRUPT, Corrupt
+
+Scaling = Literal["imagenet", "clip", "inception"]
+SCALINGS = {  # mean and deviation of each channel, as timm's models were trained with
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "inception": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
+MOST_PIXELS = 1 << 26
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image: where it is (a path, or its bytes under a name) and its class."""
+
+    source: Path | bytes
+    label: int
+    name: str
+
+    def content(self) -> bytes:
+        """The encoded image."""
+        return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
+
+
+def _size_of(item: Item) -> int:
+    try:
+        return os.path.getsize(item.source)
+    except OSError:
+        return -1
+
+
+class Images(Dataset):
+    r"""Decoded, resized, normalised images: float32 (3, size, size) and a class.
+
+    The shorter side is resized to ``size`` and the centre is kept. What cannot be decoded
+    comes as ``Corrupt``, which tasks skip and count. With ``raw`` pixels come as uint8, a
+    quarter of the bytes, and ``finish`` scales them on the device.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        size: int,
+        classes: Sequence[str] | None = None,
+        scaling: Scaling = "imagenet",
+        raw: bool = False,
+    ) -> None:
+        self.items, self.size, self.classes = list(items), size, classes
+        self.scaling, self.raw = scaling, raw
+
+    def having(self, items: Sequence[Item]) -> Images:
+        """Other images, shown alike."""
+        return Images(items, self.size, self.classes, self.scaling, self.raw)
+
+    def as_raw(self) -> Images:
+        """The same images as uint8."""
+        return Images(self.items, self.size, self.classes, self.scaling, raw=True)
+
+    def finish(self, pixels: Tensor) -> Tensor:
+        """Scale uint8 pixels, wherever they are, as the model expects them."""
+        return normalised(pixels, self.scaling)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | Corrupt:
+        pixels = self.pixels(index)
+        if isinstance(pixels, Corrupt):
+            return pixels
+        return pixels if self.raw else self.finish(pixels), self.items[index].label
+
+    def fingerprint(self) -> str:
+        """Hash of every image's name, encoded size and class, and of the size it is shown at."""
+        total = hashlib.sha256(f"{self.size} {self.scaling}".encode())
+        for item in self.items:
+            bytes_ = item.source if isinstance(item.source, bytes) else None
+            length = len(bytes_) if bytes_ is not None else _size_of(item)
+            total.update(f"{Path(item.name).name} {length} {item.label}\n".encode())
+        return f"files-{total.hexdigest()[:32]}-{len(self)}"
+
+    def pixels(self, index: int) -> Tensor | Corrupt:
+        """One image as uint8."""
+        item = self.items[index]
+        try:
+            return decode(item.content(), self.size)
+        except Exception as error:  # a decoder meets arbitrary bytes: any failure is the file's
+            return Corrupt(item.name, f"{type(error).__name__}: {error}")
+
+
+def decode(content: bytes, size: int) -> Tensor:
+    """Decode an image to uint8 (3, size, size): shorter side resized, centre kept."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as image:
+        if image.width * image.height > MOST_PIXELS:
+            raise InputError(f"{image.width}×{image.height} pixels; at most {MOST_PIXELS}")
+        image.draft("RGB", (size, size))  # lets JPEG decode at a smaller scale
+        picture = image.convert("RGB")
+    if picture.size != (size, size):  # only the centre square is resized: the rest costs time
+        side = min(picture.size)
+        left, top = ((length - side) / 2 for length in picture.size)
+        box = (left, top, left + side, top + side)
+        picture = picture.resize((size, size), Image.Resampling.BICUBIC, box)
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def normalised(image: Tensor, scaling: Scaling = "imagenet") -> Tensor:
+    """uint8 pixels (…, 3, H, W) to float32, less a mean and over a deviation per channel."""
+    mean, std = (torch.tensor(v, device=image.device)[:, None, None] for v in SCALINGS[scaling])
+    return (image.float() / 255 - mean) / std
+
+
+def load(data: Images, where: str) -> tuple[Tensor, Tensor]:
+    """Decode a whole data set into memory, on all cores; skips and counts what is corrupt."""
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(data.pixels, range(len(data))))
+    bad = [item for item in found if isinstance(item, Corrupt)]
+    if len(bad) > max(1, MOST_CORRUPT * len(found)):
+        raise InputError(
+            f"{where}: {len(bad)} of {len(found)} images cannot be read, the first {bad[0].name} "
+            f"({bad[0].reason}); at most {MOST_CORRUPT:.0%} are skipped. Check the files."
+        )
+    if bad:
+        warnings.warn(
+            f"{where}: skipped {len(bad)} of {len(found)} images, the first {bad[0].name} "
+            f"({bad[0].reason}).",
+            stacklevel=2,
+        )
+    if len(bad) == len(found):
+        raise InputError(f"{where}: no image can be read ({bad[0].reason}).")
+    good = [
+        (x, item.label)
+        for x, item in zip(found, data.items, strict=True)
+        if not isinstance(x, Corrupt)
+    ]
+    pixels = torch.stack([x for x, _ in good])
+    inputs = torch.cat([data.finish(part) for part in pixels.split(4096)])
+    return inputs, torch.tensor([label for _, label in good])

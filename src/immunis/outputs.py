@@ -1,0 +1,51 @@
+"""What goes into a model and what comes out: fitting inputs, the tensor in an output, pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from immunis.errors import InputError
+
+
+def fitting(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Inputs on the model's device and in its dtype; whole numbers stay so for an embedding."""
+    parameter = next(model.parameters(), torch.zeros(()))
+    words = any(isinstance(module, nn.Embedding) for module in model.modules())
+    if words and not inputs.is_floating_point():
+        return inputs.to(parameter.device)
+    return inputs.to(parameter.device, parameter.dtype)
+
+
+def tensor_of(output: Any) -> Tensor:
+    """The tensor in a model's output: itself, a pooled output, or the last hidden state."""
+    if isinstance(output, tuple | list) and output:
+        output = output[0]
+    if isinstance(output, Tensor):
+        return output
+    for key in ("pooler_output", "last_hidden_state", "logits"):
+        found = output.get(key) if isinstance(output, Mapping) else getattr(output, key, None)
+        if found is not None:
+            return found
+    raise InputError(f"the model returns {type(output).__name__}; expected a tensor of features.")
+
+
+def logits_of(output: Any) -> Tensor:
+    """A model's answers: its logits where it names them, else the tensor it returns."""
+    named = output.get("logits") if isinstance(output, Mapping) else None
+    named = getattr(output, "logits", named)
+    return tensor_of(output) if named is None else named
+
+
+def pooled(features: Tensor, channels_last: bool = False) -> Tensor:
+    """Mean over positions (n, C, H, W), or (n, H, W, C), or tokens (n, T, C); (n, D) stays."""
+    if features.ndim == 4:
+        return features.mean((1, 2) if channels_last else (2, 3))
+    if features.ndim == 3:
+        return features.mean(1)
+    if features.ndim != 2:
+        raise InputError(f"features have shape {tuple(features.shape)}; no pooling rule fits.")
+    return features
