@@ -20,6 +20,7 @@ from immunis.tables import (
     brief_table,
     demo_table,
     models_table,
+    step_table,
     time_table,
     worst_case_table,
 )
@@ -37,6 +38,10 @@ TABLES = {
     "audit-tiny-imagenet-flowers-resnet18-worst": worst_case_table,
     "audit-tiny-imagenet-flowers-resnet18-models": models_table,
     "audit-tiny-imagenet-flowers-resnet18-brief": brief_table,
+    "audit-tiny-imagenet-cars-resnet18": audit_table,
+    "audit-tiny-imagenet-cars-resnet18-worst": worst_case_table,
+    "audit-tiny-imagenet-cars-resnet18-models": models_table,
+    "bench-deep": step_table,
     "bench-reproduce": bench_table,
     "reproduce-house-prices": again.house_prices_table,
     "reproduce-house-prices-factors": again.house_prices_factors_table,

@@ -255,6 +255,24 @@ def bench_table(record: Record) -> Table:
     )
 
 
+def step_table(record: Record) -> Table:
+    """What a regularizer adds to a training step, in milliseconds and as a ratio."""
+    rows = []
+    for dimension, found in record.figures["steps"].items():
+        for method in ("probe", "condition"):
+            ratio = record.figures["ratios"][f"{method} {dimension}"]
+            times = [f"{found[key]:.1f}" for key in ("without", method)]
+            rows.append(
+                [
+                    f"`{method}`, D = {dimension}",
+                    *times,
+                    number(ratio["ratio"]),
+                    str(ratio["target"]),
+                ]
+            )
+    return Table(record.name, ["step", "ms without", "ms with", "ratio", "at most"], rows)
+
+
 def time_table(record: Record) -> Table:
     """Where the time of an audit went, longest first."""
     f = record.figures
