@@ -109,6 +109,22 @@ def test_the_primary_score_uses_the_models_own_head(result, models, tasks):
     assert rows["erase"]["primary"] == pytest.approx(float((own == y).double().mean()))
 
 
+def test_a_record_keeps_each_models_score_by_class_and_its_spectra(result, models, tasks):
+    x, y = tasks.primary.test.tensors()
+    right = models["original"](x).argmax(1) == y
+    f = result.record.figures
+    assert f["classes"] == [str(c) for c in range(10)]
+    expected = [float(right[y == c].double().mean()) for c in range(10)]
+    assert f["models"]["original"]["per_class"] == pytest.approx(expected, abs=1e-4)
+    original, erase = (f["models"][name] for name in ("original", "erase"))
+    for role in ("primary", "harmful"):
+        spectrum = original["spectra"][role]
+        assert spectrum["rank"] == original[f"rank_{role}"] == spectrum["index"][-1]
+        ratio = spectrum["eigenvalues"][0] / spectrum["eigenvalues"][-1]
+        assert ratio == pytest.approx(original[f"kappa_{role}"], rel=1e-2)
+    assert original["ceiling"] >= 1 and "ceiling" not in erase
+
+
 def test_identical_seeds_give_identical_records_whatever_the_number_of_workers(models, tasks):
     one, again, two = (run(models, tasks, workers=w) for w in (1, 1, 2))
     assert timeless(one) == timeless(again) == timeless(two)
@@ -473,6 +489,7 @@ def test_a_defence_may_come_as_one_model_for_each_seed(pair):
     row = found.record.figures["models"]["several"]
     assert [v["primary"] for v in row["variants"]] != [row["variants"][0]["primary"]] * 2
     assert row["primary"] == pytest.approx(sum(v["primary"] for v in row["variants"]) / 2)
+    assert len(row["per_class"]) == 3 and "per_class" not in row["variants"][0]
     alone = [
         audit({"original": _network(0), "x": m}, primary, harmful, attacks=["ridge"], seeds=2)
         for m in models["several"]

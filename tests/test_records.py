@@ -38,6 +38,7 @@ def test_the_file_is_plain_json_with_provenance(tmp_path):
         ('{"kind": "x"}', "lacks"),
         ('{"kind": "x", "name": "y", "figures": {}, "schema": 99}', "Upgrade immunis"),
         ('{"kind": "x", "name": "y", "figures": {}, "schema": "1"}', "schema"),
+        ('{"kind": "x", "name": "y", "figures": {}, "schema": 0}', "Run it again"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, says):

@@ -239,6 +239,7 @@ def audit(
             SCRATCH: summarise({SCRATCH: scratch}, SCRATCH, CONTROL, chance)[SCRATCH],
         },
         "chance": chance,
+        "classes": primary.class_names,
         "transfer": {
             task.name: {
                 attack: summarise(

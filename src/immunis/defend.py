@@ -20,7 +20,7 @@ from immunis.features import Cut, cut
 from immunis.gram import Gram, gram_of
 from immunis.measure import data_figures, spectrum_figures
 from immunis.methods import get_method
-from immunis.metrics import check_pair
+from immunis.metrics import check_pair, class_scores
 from immunis.outputs import fitting, logits_of
 from immunis.plan import Hardware, Training, training_of
 from immunis.processes import world
@@ -52,14 +52,14 @@ class NetworkRun:
         """Measure the run: RIR_θ₀ (paper, eq. 11), ρ and the primary score, before and after."""
         primary, harmful = self.tasks
         device = "cuda" if self.hardware.device != "cpu" and torch.cuda.is_available() else "cpu"
-        moments, scores = {}, {}
+        moments, scores, classes = {}, {}, {}
         for when, whole in (("before", self.before), ("after", self.after)):
             placed = whole.on(device)
             moments[when] = (
                 feature_gram(placed, primary, self.workers),
                 feature_gram(placed, harmful, self.workers),
             )
-            scores[when] = _score(placed, primary, self.workers)
+            scores[when], classes[when] = _scores(placed, primary, self.workers)
         spectra = {
             role: {when: quiet_spectrum(pair[index]) for when, pair in moments.items()}
             for index, role in enumerate(("primary", "harmful"))
@@ -78,6 +78,7 @@ class NetworkRun:
                 "ceiling_against_inputs": None,
                 "rho": {when: rho_of_gram(pair[1]) for when, pair in moments.items()},
                 "primary_score": {**scores, "split": "test" if primary.test else "train"},
+                "per_class": {"classes": primary.class_names, **classes},
                 "exact_head": False,
                 "spectra": {
                     role: {when: spectrum_figures(s) for when, s in pair.items()}
@@ -179,8 +180,8 @@ def feature_gram(whole: Cut, task: Task, workers: int = 0) -> Gram:
 
 
 @torch.no_grad()
-def _score(whole: Cut, task: Task, workers: int) -> float:
-    """Score of the model's own head on test data, or on training data where there is none."""
+def _scores(whole: Cut, task: Task, workers: int) -> tuple[float, list[float]]:
+    """Score of the model's own head, and by class; on training data where there is no test data."""
     layer = whole.head_layer
     assert layer is not None
     stream = Stream(
@@ -189,4 +190,6 @@ def _score(whole: Cut, task: Task, workers: int) -> float:
     parts = stream.subset(stream.rows, BATCH)
     found = [(layer(whole.read(x)[0]).float().cpu(), y.cpu()) for x, y in parts]
     answers, labels = (torch.cat(column) for column in zip(*found, strict=True))
-    return score(answers, labels, task.kind)
+    known = task.kind == "classification"
+    by_class = class_scores(answers.argmax(1), labels, task.outputs) if known else []
+    return score(answers, labels, task.kind), by_class

@@ -15,6 +15,9 @@ from immunis.attacks.ridge import ridge_probe
 from immunis.errors import RankWarning
 from immunis.features import Cut
 from immunis.gram import Gram, gram_of
+from immunis.guarantees import ceiling
+from immunis.measure import spectrum_outline
+from immunis.metrics import class_scores
 from immunis.reading import Reader, array_of, chance_of, samples_of
 from immunis.regularizers import rho_of_gram
 from immunis.spectrum import Spectrum
@@ -34,8 +37,10 @@ def describe(
     """Primary score, κ, RIR against the original and ρ of every model.
 
     κ of the primary task is over at most 16,384 samples, or eight per dimension, evenly spread.
-    A model in several variants is described by their means (geometric for κ), and
-    each of them beside it.
+    A model in several variants is described by their means (geometric for κ), its spectra by
+    those of the first, and each of them beside it.
+
+    Of the original ``ceiling`` is kept too: the RIR that no linear map of its features can pass.
     """
     held = samples_of(primary) if primary.test is not None else None
     inputs, labels = primary.train.tensors()
@@ -55,14 +60,23 @@ def describe(
             targets_h = encode(labels_h, harmful.kind, harmful.outputs)
             attacked = gram_of(torch.from_numpy(features), targets_h)
             spectra = Spectrum.of(moments), Spectrum.of(attacked)
+            outline: dict[str, Any] = {
+                "spectra": {
+                    role: spectrum_outline(s)
+                    for role, s in zip(("primary", "harmful"), spectra, strict=True)
+                }
+            }
+            if name == original and min(s.rank for s in spectra):
+                outline["ceiling"] = ceiling(moments, attacked)
             rows[name, number] = {
-                "primary": _primary_score(name, model, moments, held, reader),
+                **_primary_scores(name, model, moments, held, reader),
                 "kappa_primary": _kappa(spectra[0]),
                 "kappa_harmful": _kappa(spectra[1]),
                 "rank_primary": spectra[0].rank,
                 "rank_harmful": spectra[1].rank,
                 "dimension": spectra[0].dimension,
                 "rho": rho_of_gram(attacked),
+                **outline,
             }
     merged = {name: _merged([rows[name, i] for i in range(len(of))]) for name, of in cuts.items()}
     base = merged[original]
@@ -74,7 +88,7 @@ def describe(
         row["broken"] = bar is not None and row["primary"] <= bar
     for name, of in cuts.items():
         if len(of) > 1:
-            merged[name]["variants"] = [rows[name, i] for i in range(len(of))]
+            merged[name]["variants"] = [_brief(rows[name, i]) for i in range(len(of))]
             merged[name]["broken"] = any(row["broken"] for row in merged[name]["variants"])
     return merged
 
@@ -87,7 +101,15 @@ def _merged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for key in ("primary", "rho"):
         values = [row[key] for row in rows]
         found[key] = None if None in values else sum(values) / len(values)
+    if "per_class" in found:
+        columns = zip(*(row["per_class"] for row in rows), strict=True)
+        found["per_class"] = [round(sum(column) / len(rows), 4) for column in columns]
     return found
+
+
+def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A variant's figures, without its lists."""
+    return {key: row[key] for key in row if key not in ("spectra", "per_class", "ceiling")}
 
 
 def _kappa(spectrum: Spectrum) -> float:
@@ -95,12 +117,12 @@ def _kappa(spectrum: Spectrum) -> float:
     return spectrum.condition_number if spectrum.rank else math.nan
 
 
-def _primary_score(
+def _primary_scores(
     name: str, model: Cut, moments: Gram, held: Samples | None, reader: Reader
-) -> float | None:
-    """Test score with the model's own head, or with a ridge head where it has none."""
+) -> dict[str, Any]:
+    """Test score with the model's own head, or with a ridge head where it has none; by class."""
     if held is None:
-        return None
+        return {"primary": None}
     features = torch.from_numpy(reader.features(name, model, held.test.inputs))
     layer = model.head_layer
     if layer is not None:
@@ -110,4 +132,7 @@ def _primary_score(
         weights, bias = ridge_probe(moments)
         outputs = features.double() @ weights + bias
     labels = torch.from_numpy(np.array(held.test.labels))
-    return score(outputs, labels, held.kind)
+    found: dict[str, Any] = {"primary": score(outputs, labels, held.kind)}
+    if held.kind == "classification":
+        found["per_class"] = class_scores(outputs.argmax(1), labels, held.outputs)
+    return found

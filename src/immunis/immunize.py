@@ -26,6 +26,7 @@ from immunis.metrics import (
     RelativeImmunizationRatio,
     as_extractor,
     check_pair,
+    class_scores,
     relative_immunization_ratio,
     score,
 )
@@ -250,6 +251,11 @@ class _Run:
                     "after": _score(new, self.new_head, primary),
                     "split": "test" if primary.test else "train",
                 },
+                "per_class": {
+                    "classes": primary.class_names,
+                    "before": _class_scores(old, self.old_head, primary),
+                    "after": _class_scores(new, self.new_head, primary),
+                },
                 "exact_head": self.exact,
                 "spectra": {
                     role: {"before": spectrum_figures(pair[0]), "after": spectrum_figures(pair[1])}
@@ -279,6 +285,18 @@ def _score(extractor: Callable[[Tensor], Tensor], head: nn.Linear, task: Task) -
     if task.kind == "classification" and task.outputs < 2:
         return None
     return score(lambda inputs: head(extractor(inputs).to(head.weight)), task)
+
+
+def _class_scores(
+    extractor: Callable[[Tensor], Tensor], head: nn.Linear, task: Task
+) -> list[float]:
+    """Accuracy on each class; empty for regression."""
+    if task.kind == "regression":
+        return []
+    split = task.test or task.train
+    pairs = [(head(extractor(x).to(head.weight)).argmax(1), y) for x, y in split.batches()]
+    guesses, labels = (torch.cat(column) for column in zip(*pairs, strict=True))
+    return class_scores(guesses, task.positions(labels), task.outputs)
 
 
 def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | None]:

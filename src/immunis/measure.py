@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from dataclasses import dataclass
@@ -153,6 +154,23 @@ def spectrum_figures(spectrum: Spectrum) -> dict[str, Any]:
         "dimension": spectrum.dimension,
         "samples": spectrum.samples,
         "eigenvalues": spectrum.eigenvalues,
+    }
+
+
+def spectrum_outline(spectrum: Spectrum, most: int = 48) -> dict[str, Any]:
+    """The same in little: at most 48 of the non-zero eigenvalues, evenly spread in log-index.
+
+    ``index`` counts from 1; eigenvalues are kept to four digits, which a chart does not show.
+    """
+    rank = spectrum.rank
+    places = sorted({round(rank ** (i / (most - 1))) for i in range(most)} if rank else ())
+    return {
+        "condition_number": spectrum.condition_number if rank else math.nan,
+        "rank": rank,
+        "dimension": spectrum.dimension,
+        "samples": spectrum.samples,
+        "index": places,
+        "eigenvalues": [float(f"{float(spectrum.eigenvalues[i - 1]):.4g}") for i in places],
     }
 
 

@@ -154,6 +154,19 @@ def norm_ratio_curve(moments: Gram, steps: int = 100) -> Tensor:
     return torch.stack([(w - optimum).square().sum() / size for w in path])
 
 
+def class_scores(guesses: Tensor, labels: Tensor, classes: int) -> list[float]:
+    """Accuracy on each class, ``#{guess = label = c} / #{label = c}``, to four decimals.
+
+    NaN for a class without samples.
+
+    >>> class_scores(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2)
+    [0.5, 1.0]
+    """
+    guesses, labels = guesses.cpu().reshape(-1), labels.cpu().reshape(-1)
+    right = torch.bincount(labels[guesses == labels], minlength=classes).double()
+    return [round(v, 4) for v in (right / torch.bincount(labels, minlength=classes)).tolist()]
+
+
 def score(predict: Callable[[Tensor], Tensor], task: Task, split: Split | None = None) -> float:
     """Accuracy of ``predict`` on a task, or R² for regression, on ``split`` (its test data).
 

@@ -77,10 +77,12 @@ class Record:
         known = {f.name for f in dataclasses.fields(cls)}
         if not isinstance(values, dict) or not {"kind", "name", "figures", "schema"} <= set(values):
             raise InputError(f"{path} is not an immunis record: it lacks kind, name or figures.")
-        if not isinstance(values["schema"], int) or values["schema"] > SCHEMA:
+        schema = values["schema"]
+        if not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
+            newer = isinstance(schema, int) and schema > SCHEMA
             raise InputError(
-                f"{path} has schema {values['schema']}; this version reads up to {SCHEMA}. "
-                "Upgrade immunis."
+                f"{path} has schema {schema!r}; this version reads 1 to {SCHEMA}. "
+                f"{'Upgrade immunis.' if newer else 'Run it again with this version.'}"
             )
         return cls(**{key: _special(value) for key, value in values.items() if key in known})
 

@@ -187,6 +187,11 @@ class Split:
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
     @property
+    def source(self) -> Any:
+        """The ``Dataset`` behind the split; None for tensors and arrays."""
+        return getattr(self._loader, "dataset", self._loader)
+
+    @property
     def in_memory(self) -> bool:
         """Whether the data was given as tensors or arrays, in a fixed order."""
         return self._memory is not None
@@ -198,7 +203,7 @@ class Split:
 
     def identity(self) -> str:
         """What tells this data from other data: its fingerprint, or its size where that is dear."""
-        source: Any = getattr(self._loader, "dataset", self._loader)
+        source = self.source
         if self.in_memory or hasattr(source, "fingerprint"):
             return self.fingerprint()
         return f"{self.where} {len(source)}" if hasattr(source, "__len__") else self.where
@@ -209,7 +214,7 @@ class Split:
         A ``Dataset`` with a ``fingerprint`` of its own is asked for that instead, since
         reading every sample of a large one takes long.
         """
-        own = getattr(getattr(self._loader, "dataset", self._loader), "fingerprint", None)
+        own = getattr(self.source, "fingerprint", None)
         if callable(own):
             return own()
         if self._fingerprint is not None:

@@ -85,6 +85,14 @@ class Task:
         return self._classes
 
     @property
+    def class_names(self) -> list[str]:
+        """What the classes are called: as the data set's own ``classes`` say, or their labels."""
+        own = getattr(self.train.source, "classes", None)
+        if isinstance(own, list | tuple) and self.classes and self.classes[-1] < len(own):
+            return [str(own[label]) for label in self.classes]
+        return [str(label) for label in self.classes]
+
+    @property
     def outputs(self) -> int:
         """Width of the target matrix: number of classes, or of regression targets."""
         return len(self.classes) if self.kind == "classification" else self._outputs
