@@ -6,28 +6,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from immunis.figures import rendered
+from immunis.figures.style import MARKS, canvas, rendered
 from immunis.records import Record
 from immunis.reproduce.judgement import LARGE, published
 from immunis.spectrum import REFERENCE_SHIFT
 
-COLOURS = {
-    "identity": "#000000", "r_ill": "#9467bd", "imma": "#8c564b", "opt_kappa": "#e377c2",
-    "opt_log_kappa": "#bcbd22", "algorithm_1": "#1f77b4", "condition": "#17becf",
-    "certified": "#7f7f7f", "frontier": "#2ca02c", "erase": "#ff7f0e",
+COLOURS = {  # those of immunis.figures.style
+    "identity": "#000000", "r_ill": "#CC79A7", "imma": "#7A5C00", "opt_kappa": "#5B4FC0",
+    "opt_log_kappa": "#E69F00", "algorithm_1": "#0072B2", "condition": "#56B4E9",
+    "certified": "#7f7f7f", "frontier": "#009E73", "erase": "#D55E00",
 }  # fmt: skip
 
 
 LINES: dict[str, dict[str, Any]] = {  # the identity in front; certified lies on the frontier
     "identity": {"linewidth": 2.6, "linestyle": "--", "zorder": 5},
     "certified": {"linewidth": 2.4, "linestyle": ":", "zorder": 4},
+    "imma": {"linestyle": "-."},
+    "opt_kappa": {"linestyle": (0, (5, 1, 1, 1))},
+    "condition": {"linestyle": (0, (8, 2))},
 }
-
-
-def _canvas(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _last(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -41,7 +38,7 @@ def _last(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]
 def norm_ratio(record: Record, kind: str = "png") -> bytes:
     """Norm ratio of probing both tasks (paper, figure 1), each method after its most epochs."""
     found = record.figures["norm_ratio"]
-    figure = _canvas(9.5, 4.0)
+    figure = canvas(9.5, 4.0)
     axes = figure.subplots(1, 2)
     for axis, task in zip(axes, ("primary", "harmful"), strict=True):
         for name, curve in _last(found["curves"]).items():
@@ -63,9 +60,9 @@ def norm_ratio(record: Record, kind: str = "png") -> bytes:
 def floor_and_ceiling(record: Record, kind: str = "png") -> bytes:
     """Left: the eigenvalues κ is made of, and the released floor. Right: where θ can go at all."""
     pair = record.figures["pair"]
-    figure = _canvas(9.8, 4.2)
+    figure = canvas(9.8, 4.2)
     left, right = figure.subplots(1, 2)
-    for task, colour in (("primary", "#2ca02c"), ("harmful", "#d62728")):
+    for task, colour in (("primary", "#0072B2"), ("harmful", "#D55E00")):
         values = [max(abs(value), 1e-17) for value in pair["eigenvalues"][task]]
         rank = pair[task]["rank"]
         places = range(1, len(values) + 1)
@@ -80,26 +77,26 @@ def floor_and_ceiling(record: Record, kind: str = "png") -> bytes:
     base = {task: pair[task]["honest"] for task in ("primary", "harmful")}
     ends = (0.5, 1e8)
     right.plot(ends, [base["harmful"] / base["primary"] * k for k in ends], "k--", linewidth=1)
-    right.plot(ends, [pair["kappa_m"] * k for k in ends], color="#d62728", linewidth=1)
+    right.plot(ends, [pair["kappa_m"] * k for k in ends], color="#D55E00", linewidth=1)
     right.plot(base["primary"], base["harmful"], "k*", markersize=11, label="identity")
     last = {row["method"]: row for row in record.figures["rows"] if "honest" in row}
-    for name, row in last.items():
+    for mark, (name, row) in zip(MARKS * 2, last.items(), strict=False):
         where = [row["honest"][task]["mean"] * base[task] for task in ("primary", "harmful")]
         epochs = f", {row['epochs']} ep." if row["epochs"] else ""
-        right.plot(*where, "o", color=COLOURS[name], label=f"{row['label']}{epochs}")
+        right.plot(*where, mark, color=COLOURS[name], label=f"{row['label']}{epochs}")
     right.set_xscale("log")
     right.set_yscale("log")
     right.set_xlim(*ends)
     right.set_xlabel("κ_P (honest)")
     right.set_ylabel("κ_H (honest); dashed: RIR = 1")
-    right.set_title("red: the most without the free directions", fontsize=9)
+    right.set_title("solid line: the most without the free directions", fontsize=9)
     figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize=7)
     return rendered(figure, record, kind)
 
 
 def path(record: Record, kind: str = "png") -> bytes:
     """RIR along the epochs of the released loop, with the published figures as lines."""
-    figure = _canvas(9.5, 3.8)
+    figure = canvas(9.5, 3.8)
     axes = figure.subplots(1, 2, sharey=True)
     said = published(record.name)["methods"]
     labels = {row["method"]: row for row in record.figures["rows"]}
@@ -139,7 +136,7 @@ def _overview(
         f"{row['label']}{', ' + str(row['epochs']) + ' ep.' if row.get('epochs') else ''}"
         for row in rows
     ]
-    figure = _canvas(9.8, 0.8 + 0.42 * (len(rows) + 1))
+    figure = canvas(9.8, 0.8 + 0.42 * (len(rows) + 1))
     left, right = figure.subplots(1, 2, sharey=True)
     places = range(len(rows) + 1)
     for shift, which, colour in ((0.2, "released", "#9ecae1"), (-0.2, "honest", "#1f77b4")):
@@ -204,7 +201,7 @@ def heat_maps(record: Record, kind: str = "png", protocol: str = "paper") -> byt
     found = record.figures["protocols"][protocol]
     rows = {row["name"]: row for row in found["rows"]}
     names = list(found["maps"])
-    figure = _canvas(2.3 * len(names) + 0.9, 5.6)
+    figure = canvas(2.3 * len(names) + 0.9, 5.6)
     axes = figure.subplots(2, len(names), squeeze=False)
     middle, total = math.log(LARGE), len(found["pairs"])
     colours = matplotlib.colormaps["RdBu"].with_extremes(bad="#d9d9d9")

@@ -1,0 +1,35 @@
+"""Figures, drawn from records alone, as PNG or PDF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from immunis.figures import audit, immunize
+from immunis.figures.demo import norm_ratios, overview
+from immunis.figures.spectra import spectra
+from immunis.records import Record
+from immunis.views import outlines
+
+Draw = Callable[..., bytes]
+__all__ = ["Draw", "figures_of", "norm_ratios", "overview", "spectra"]
+
+
+def figures_of(record: Record) -> dict[str, Draw]:
+    """Figures that a demo, immunize or audit record holds the numbers for, by name."""
+    if record.kind == "demo":
+        return {"overview": overview, "spectra": spectra, "norm_ratios": norm_ratios}
+    found: dict[str, Draw] = {}
+    if record.kind == "audit":
+        found = {
+            "cost": audit.cost,
+            "scores": audit.scores,
+            "advantage": audit.advantage,
+            "curves": audit.curves,
+        }
+        if len(record.figures["models"]) < 2:
+            del found["advantage"]
+    if record.kind == "immunize" and record.figures["details"].get("history"):
+        found["history"] = immunize.history
+    if record.kind in ("audit", "immunize") and outlines(record):
+        found["spectra"] = spectra
+    return found

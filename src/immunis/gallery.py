@@ -1,0 +1,55 @@
+"""Every figure of any record, in a folder: PNG to look at, PDF to print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from immunis.errors import InputError
+from immunis.figures import Draw, figures_of
+from immunis.records import Record, make_folder, write_bytes
+from immunis.reproduce import figures as reproduced
+
+
+def drawings(record: Record) -> dict[str, Draw]:
+    """The figures of a record by name.
+
+    Raises:
+        InputError: for a kind of record without figures.
+    """
+    if record.kind == "reproduce":
+        return reproduced.FIGURES[record.name]
+    found = figures_of(record)
+    if not found:
+        raise InputError(
+            f"a record of kind {record.kind!r} has no figures; demo, immunize, audit and reproduce "
+            "have some."
+        )
+    return found
+
+
+def write_figures(paths: Sequence[str | Path], folder: str | Path) -> list[Path]:
+    """Draw the figures of record files into a folder; return the paths.
+
+    Figures of several records begin with the name of theirs: that of the file, or of its folder
+    where the file is called ``record.json``.
+    """
+    records = {name: Record.load(path) for name, path in zip(_names(paths), paths, strict=True)}
+    made = {
+        f"{name}-{figure}.{kind}" if len(records) > 1 else f"{figure}.{kind}": draw(record, kind)
+        for name, record in records.items()
+        for figure, draw in drawings(record).items()
+        for kind in ("png", "pdf")
+    }
+    place = make_folder(folder)
+    return [write_bytes(place / name, content) for name, content in made.items()]
+
+
+def _names(paths: Sequence[str | Path]) -> list[str]:
+    """A name for each record file, numbered where one comes twice."""
+    found: list[str] = []
+    for path in map(Path, paths):
+        name = path.absolute().parent.name if path.stem == "record" else path.stem
+        count = sum(other == name or other.startswith(f"{name}-") for other in found)
+        found.append(f"{name}-{count + 1}" if name in found else name)
+    return found
