@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +66,29 @@ def test_measure_prints_a_table_or_json_and_writes_a_record(run, tmp_path):
     assert Record.load(path).kind == "measure"
     printed = json.loads(run("measure", "digits", "--json").stdout)
     assert printed["figures"] == json.loads(path.read_text())["figures"]
+
+
+def test_cards_and_figures_are_made_from_records(run, tmp_path):
+    results = Path(__file__).parents[1] / "results"
+    audits = [
+        results / f"audit-{n}.json" for n in ("digit-parity", "tiny-imagenet-flowers-resnet18")
+    ]
+    done = run("card", *audits, "-o", tmp_path / "both.html")
+    assert done.stdout.strip() == f"written: {tmp_path / 'both.html'}"
+    assert "2 records side by side" in (tmp_path / "both.html").read_text(encoding="utf-8")
+    assert run("card", audits[0], "-o", tmp_path / "README.md").returncode == 0
+    assert (tmp_path / "README.md").read_text(encoding="utf-8").startswith("---\n# license")
+    done = run("figures", results / "reproduce-house-prices.json", "-o", "drawn")
+    assert done.stdout.strip() == "written: drawn"
+    assert (tmp_path / "drawn" / "overview.pdf").exists()
+    for bad in (
+        [tmp_path / "none.json"],
+        [results / "bench-core.json"],
+        [results / "demo.json", audits[0]],
+    ):
+        done = run("card", *bad, "-o", tmp_path / "no.html")
+        assert done.returncode == 2 and done.stderr.startswith("error: ")
+        assert not (tmp_path / "no.html").exists()
 
 
 def test_immunize_writes_weights_record_and_card(run, tmp_path):

@@ -14,8 +14,9 @@ from torch import nn
 from deep import small_net, tasks
 from immunis import InputError, SettingsError, immunize
 from immunis.card import render
-from immunis.export import config, export, readme, weights
+from immunis.export import config, export, weights
 from immunis.lineup import original, variants
+from immunis.modelcard import model_card
 from immunis.networks import load_weights, named_network
 from immunis.recipes import check_recipe, load_recipe
 
@@ -173,7 +174,7 @@ def test_the_model_card_escapes_what_a_user_supplies(released, tmp_path):
     import dataclasses
 
     record = dataclasses.replace(released.record, name="<script>x</script>\n---\nevil: yes")
-    text = readme(record)
+    text = model_card(record)
     assert "<script>" not in text
     assert "\nevil: yes" not in text
     assert "<script>" not in render(record).split("</head>")[1].split('type="application/json"')[0]

@@ -300,18 +300,49 @@ def audit(
 
 @app.command()
 def card(
-    record: Annotated[Path, typer.Argument(help="A record.json of demo, immunize or audit.")],
+    records: Annotated[
+        list[Path],
+        typer.Argument(metavar="RECORD...", help="record.json of demo, immunize or audit."),
+    ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page; default card.html beside it.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="card.html, or README.md for a model card; beside the first."
+        ),
     ] = None,
 ) -> None:
-    """Write the card of a record: one self-contained HTML page."""
+    """Write the card of a record, or of several side by side: one self-contained HTML page.
+
+    A file that ends in .md becomes a Hugging Face model card with the same facts.
+    """
     from immunis.card import render
+    from immunis.modelcard import model_card
     from immunis.records import Record as Run
     from immunis.records import write_text
 
-    page = render(Run.load(record))
-    _where(write_text(output or record.parent / "card.html", page))
+    path = output or records[0].parent / "card.html"
+    write = model_card if path.suffix == ".md" else render
+    _where(write_text(path, write(*map(Run.load, records))))
+
+
+@app.command()
+def figures(
+    records: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RECORD...", help="record.json of demo, immunize, audit or reproduce."
+        ),
+    ],
+    output: Output = None,
+) -> None:
+    """Draw the figures of records, as a paper would print them: PDF, and PNG to look at."""
+    from immunis.gallery import write_figures
+    from immunis.records import check_folder
+
+    folder = check_folder(output or records[0].parent / "figures")
+    with _bar("figures", False):
+        write_figures(records, folder)
+    _where(folder)
 
 
 @app.command()

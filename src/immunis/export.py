@@ -16,8 +16,8 @@ from safetensors.torch import save
 from torch import nn
 
 from immunis._version import __version__
+from immunis.modelcard import model_card
 from immunis.records import Record, make_folder, write_bytes, write_text
-from immunis.tables import immunize_table, number
 
 
 def weights(model: nn.Module, record: Record | None = None) -> bytes:
@@ -70,41 +70,6 @@ def config(model: nn.Module, record: Record | None = None) -> dict[str, Any]:
     return {"architectures": [type(model).__name__], "library": "torch"}
 
 
-def readme(record: Record) -> str:
-    """The model card: YAML metadata, what was done, what it changed, what is not claimed."""
-    f = record.figures
-    model = record.settings.get("recipe", {}).get("model", {})
-    library = next((name for name in ("timm", "transformers") if name in model), "pytorch")
-    tags = "\n".join(f"- {tag}" for tag in ("immunis", "model-immunization"))
-    lines = [
-        "---",
-        f"library_name: {library}",
-        f"tags:\n{tags}",
-        "---",
-        "",
-        f"# {_inline(record.name)}",
-        "",
-        f"Immunized with immunis {__version__}, method "
-        f"`{_inline(str(record.settings['method']))}`, seed {record.seed}.",
-        "",
-        immunize_table(record).markdown(),
-        "",
-        f"RIR = {number(f['rir']['value'])} against the given model. κ, ρ and RIR are measured on "
-        "the defender's own data; they do not say what an attacker pays. Run `immunis audit` for "
-        "that. Fine-tuning the whole network, and re-initialising the layers that were changed, "
-        "are known to undo most of this kind of protection.",
-        "",
-        f"Record: `record.json` ({record.digest()[:16]}).",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _inline(text: str) -> str:
-    """Text for one line of Markdown, with nothing that would end it or open HTML."""
-    return " ".join(text.split()).replace("`", "'").replace("<", "&lt;")
-
-
 def export(model: nn.Module, record: Record, folder: str | Path) -> list[Path]:
     """Write a model as a Hugging Face style folder and return the files.
 
@@ -116,6 +81,6 @@ def export(model: nn.Module, record: Record, folder: str | Path) -> list[Path]:
     return [
         write_bytes(place / "model.safetensors", weights(model, record)),
         write_text(place / "config.json", settings + "\n"),
-        write_text(place / "README.md", readme(record)),
+        write_text(place / "README.md", model_card(record)),
         record.save(place / "record.json"),
     ]

@@ -7,6 +7,7 @@ import io
 from typing import Any, NamedTuple
 
 from immunis.records import Record
+from immunis.views import outlines, per_class, telling_classes
 
 
 class Table(NamedTuple):
@@ -19,7 +20,8 @@ class Table(NamedTuple):
     def markdown(self) -> str:
         """Return the table as Markdown, figures right-aligned."""
         rule = ["---"] + ["---:"] * (len(self.columns) - 1)
-        lines = [self.columns, rule, *self.rows]
+        head, *rows = ([inline(cell) for cell in line] for line in (self.columns, *self.rows))
+        lines = [head, rule, *rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
     def latex(self) -> str:
@@ -34,6 +36,16 @@ class Table(NamedTuple):
         buffer = io.StringIO()
         csv.writer(buffer, lineterminator="\n").writerows([self.columns, *self.rows])
         return buffer.getvalue()
+
+
+def inline(text: str) -> str:
+    r"""Text for one line or cell of Markdown: nothing that ends it, opens HTML or makes a link.
+
+    >>> print(inline("a|b [c](d)\n<i>"))
+    a\|b \[c](d) &lt;i>
+    """
+    text = " ".join(text.split()).replace("`", "'").replace("<", "&lt;")
+    return text.replace("|", r"\|").replace("[", r"\[")
 
 
 _LATEX = {
@@ -77,8 +89,8 @@ def number(value: Any) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share as a percentage with one decimal."""
-    return f"{100 * share:.1f}"
+    """Format a share as a percentage with one decimal; – where it is undefined."""
+    return "–" if share != share else f"{100 * share:.1f}"
 
 
 def measure_table(record: Record) -> Table:
@@ -218,6 +230,37 @@ def models_table(record: Record) -> Table:
             for name, row in record.figures["models"].items()
         ],
     )
+
+
+def spectra_table(record: Record) -> Table:
+    """One row a model (or before and after): κ and rank of both tasks' features."""
+    found = outlines(record)
+    rows = []
+    for name, primary in found["primary"].items():
+        harmful = found["harmful"][name]
+        cells = [cell for o in (primary, harmful) for cell in (o.condition_number, o.rank)]
+        rows.append([name, *map(number, cells), number(primary.dimension)])
+    columns = ["", "κ, primary", "rank", "κ, harmful", "rank", "of"]
+    return Table("spectra", columns, rows)
+
+
+def class_table(record: Record, before: str, after: str) -> Table:
+    """One row a class: each model's primary accuracy; the classes that lose most come first."""
+    labels, scores = per_class(record)
+    chosen = telling_classes(scores[before], scores[after])
+    title = "primary accuracy (%) by class, largest loss first"
+    if len(chosen) < len(labels):
+        title += f"; {len(chosen)} of {len(labels)}"
+    rows = [[labels[i], *(percent(of[i]) for of in scores.values())] for i in chosen]
+    return Table(title, ["class", *scores], rows)
+
+
+def foretold_table(record: Record) -> Table:
+    """One row a model: the cheap figures, beside what the worst attack keeps, reaches and pays."""
+    cheap, worst = models_table(record), worst_case_table(record)
+    real = {row[0]: row[1:4] + row[5:6] for row in worst.rows}
+    rows = [[*row, *real[row[0]]] for row in cheap.rows]
+    return Table(cheap.title, [*cheap.columns, *worst.columns[1:4], worst.columns[5]], rows)
 
 
 BRIEF = ("ridge", "logistic", "mlp", "knn", "earlier_layer")

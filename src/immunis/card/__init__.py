@@ -1,42 +1,48 @@
-"""A record as one self-contained HTML page."""
+"""Records as one self-contained HTML page."""
 
 from __future__ import annotations
 
 import base64
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
-from immunis import figures
-from immunis.attacks import ATTACKS
+from immunis import figures, statements, views
+from immunis.card import charts
+from immunis.comparison import compare
 from immunis.errors import InputError
 from immunis.records import Record
 from immunis.tables import (
-    Table,
     audit_table,
+    class_table,
     demo_table,
-    models_table,
+    foretold_table,
     number,
-    percent,
+    spectra_table,
     transfer_table,
     worst_case_table,
 )
+from immunis.verdict import REACH
 
 FOLDER = Path(__file__).parent
-TEMPLATES = {kind: f"{kind}.html" for kind in ("demo", "immunize", "audit")}
 
 
-def render(record: Record) -> str:
-    """Return the card of a record as HTML.
+def render(*records: Record) -> str:
+    """Return the card of a record, or of several side by side, as HTML.
 
     Raises:
-        InputError: for a kind of record that has no card.
+        InputError: for a kind of record that has no card, records that cannot be compared, or one
+            that lacks what a card shows.
     """
-    template = TEMPLATES.get(record.kind)
-    if template is None:
-        known = ", ".join(TEMPLATES)
-        raise InputError(f"a record of kind {record.kind!r} has no card; {known} have one.")
+    if not records:
+        raise InputError("no record came; a card needs at least one.")
+    for record in records:
+        if record.kind not in VIEWS:
+            known = ", ".join(VIEWS)
+            raise InputError(f"a record of kind {record.kind!r} has no card; {known} have one.")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
         autoescape=True,
@@ -45,31 +51,126 @@ def render(record: Record) -> str:
         lstrip_blocks=True,
     )
     environment.filters["number"] = number
-    environment.filters["percent"] = percent
-    environment.filters["change"] = _change
-    pictures, tables, untested = {}, [], []
-    if record.kind == "audit":
-        tables = _audit_tables(record)
-        untested = [a for a in ATTACKS.values() if a.name not in record.settings["attacks"]]
-    if record.kind == "demo":
-        tables = [demo_table(record)]
-        for draw in (figures.overview, figures.spectra, figures.norm_ratios):
-            pictures[draw.__name__] = base64.b64encode(draw(record)).decode()
-    data = json.dumps(record.to_dict(), ensure_ascii=False).replace("<", "\\u003c")
-    return environment.get_template(template).render(
-        record=record, pictures=pictures, data=data, tables=tables, untested=untested
-    )
+    environment.globals["infinity"] = math.inf
+    try:
+        compared = compare(records) if len(records) > 1 else None
+        sections = [
+            {
+                "record": record,
+                "id": "record" if place == 1 else f"record-{place}",
+                "json": json.dumps(record.to_dict(), ensure_ascii=False).replace("<", "\\u003c"),
+                "headline": statements.headline(record),
+                "untested": statements.not_tested(record),
+                **VIEWS[record.kind](record),
+            }
+            for place, record in enumerate(records, 1)
+        ]
+        return environment.get_template("page.html").render(sections=sections, compared=compared)
+    except (KeyError, TypeError, jinja2.UndefinedError) as error:
+        raise InputError(
+            f"a record lacks what its card shows ({error}): it was changed by hand, or written by "
+            "another version of immunis. Run it again."
+        ) from error
 
 
-def _audit_tables(record: Record) -> list[Table]:
-    wanted = [worst_case_table, audit_table, models_table]
-    if record.figures["transfer"]:
-        wanted.insert(2, transfer_table)
-    return [table(record) for table in wanted]
+def _audit(record: Record) -> dict[str, Any]:
+    f, original = record.figures, record.settings["original"]
+    names = [*f["models"], views.CONTROL]
+    lead = views.leading(record) or original
+    shown = [original, *([lead] if lead != original else []), views.CONTROL]
+    curves = {name: views.envelope(record, name) for name in shown}
+    most = curves[original][-1][1] if curves[original] else math.nan
+    target = f["chance"] + REACH * (most - f["chance"])
+    scores = {
+        attack: {n: rows[n]["score"]["mean"] for n in names if "score" in rows.get(n, {})}
+        for attack, rows in f["attacks"].items()
+    }
+    tables = [worst_case_table(record), audit_table(record)]
+    if f["transfer"]:
+        tables.append(transfer_table(record))
+    return {
+        "names": names,
+        "styles": {name: charts.style(name, names) for name in names},
+        "legend": charts.legend(names, names),
+        "threat": statements.threat_model(record),
+        "cost": charts.lines(
+            curves,
+            f"Best score of any attack by cost, for {', '.join(shown)}",
+            ("operations the attacker spends", "best test score"),
+            names=names,
+            stairs=True,
+            level=f["chance"],
+        ),
+        "cost_legend": charts.legend(shown, names),
+        "target": target,
+        "costs": {name: views.cost_to(curve, target) for name, curve in curves.items()},
+        "dots": charts.dots(scores, names, f["chance"], "Test score of every attack on each model"),
+        "tables": tables,
+        "models": foretold_table(record),
+        "classes": _classes(record, original, lead),
+        "spectra": _spectra(record, names),
+    }
 
 
-def _change(after: float | None, before: float | None) -> str:
-    """A score and how it changed, in points."""
-    if after is None or before is None:
-        return "not measured"
-    return f"{percent(after)}% ({100 * (after - before):+.1f} points)"
+def _immunize(record: Record) -> dict[str, Any]:
+    names = ["before", "after"]
+    return {"spectra": _spectra(record, names), "classes": _classes(record, *names)}
+
+
+def _demo(record: Record) -> dict[str, Any]:
+    pictures = {
+        draw.__name__: base64.b64encode(draw(record)).decode()
+        for draw in (figures.overview, figures.spectra, figures.norm_ratios)
+    }
+    return {"pictures": pictures, "table": demo_table(record)}
+
+
+VIEWS = {"demo": _demo, "immunize": _immunize, "audit": _audit}
+
+
+def _spectra(record: Record, names: list[str]) -> dict[str, Any] | None:
+    """Charts of both spectra, their table, and what bounds the ratio."""
+    found = views.outlines(record)
+    if not found:
+        return None
+    drawn = {
+        role: charts.lines(
+            {name: list(zip(o.places, o.values, strict=True)) for name, o in by_model.items()},
+            f"Eigenvalues of the {role} task's features, each over the largest",
+            ("index", "eigenvalue / largest"),
+            names=names,
+            kinds=("log", "log"),
+        )
+        for role, by_model in found.items()
+    }
+    shown = list(found["primary"])
+    return {
+        "charts": drawn,
+        "legend": charts.legend(shown, names),
+        "table": spectra_table(record),
+        "ceiling": statements.ceiling(record),
+    }
+
+
+def _classes(record: Record, before: str, after: str) -> dict[str, Any] | None:
+    """Primary accuracy by class: a table, and a strip where there are many classes."""
+    labels, scores = views.per_class(record)
+    if not {before, after} <= scores.keys():
+        return None
+    order = sorted(range(len(labels)), key=lambda i: scores[before][i])
+    strip = None
+    if len(labels) >= views.LARGE:
+        strip = charts.lines(
+            {n: [(k, scores[n][i]) for k, i in enumerate(order, 1)] for n in (before, after)},
+            f"Accuracy on each of {len(labels)} classes, {before} and {after}",
+            (f"classes, sorted by the accuracy of {before}", "accuracy"),
+            names=list(scores),
+            kinds=("order", "share"),
+            marks=[after] if after != before else [],
+        )
+    return {
+        "table": class_table(record, before, after),
+        "strip": strip,
+        "legend": charts.legend([before, after], list(scores)),
+        "count": len(labels),
+    }

@@ -1,0 +1,169 @@
+"""Records as a Hugging Face model card: README.md with YAML metadata, and the facts of the page.
+
+No license is written: that is the owner's to choose.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from immunis._version import __version__
+from immunis.errors import InputError
+from immunis.records import Record
+from immunis.statements import ceiling, headline, not_tested, threat_model
+from immunis.tables import (
+    audit_table,
+    class_table,
+    foretold_table,
+    immunize_table,
+    inline,
+    number,
+    transfer_table,
+    worst_case_table,
+)
+from immunis.views import defended, leading, per_class
+
+KINDS = ("immunize", "audit")
+TASKS = {"timm": "image-classification", "transformers": "text-classification"}
+
+
+def model_card(*records: Record) -> str:
+    """Return the model card of what was done to a model, and of how it was audited.
+
+    Raises:
+        InputError: for no record, or one of a kind that speaks of no model.
+    """
+    if not records:
+        raise InputError("no record came; a model card needs at least one.")
+    for record in records:
+        if record.kind not in KINDS:
+            raise InputError(
+                f"a record of kind {record.kind!r} has no model card; {' and '.join(KINDS)} have "
+                "one. For a page, write to a file that ends in .html."
+            )
+    metadata = {
+        "library_name": _library(records[0]),
+        "tags": ["immunis", "model-immunization"],
+        "model-index": [entry for record in records for entry in _index(record)],
+    }
+    lines = [
+        "---",
+        "# license: yours to choose; none is set here",
+        *(f"{key}: {_yaml(value)}" for key, value in metadata.items()),
+        "---",
+        "",
+        f"# {inline(records[0].name)}",
+    ]
+    for place, record in enumerate(records):
+        lines += ["", f"# {inline(record.name)}"] if place else []
+        lines += ["", f"**{inline(headline(record))}**", ""]
+        lines += _audited(record) if record.kind == "audit" else _immunized(record)
+        lines += [*_classes(record), "", "## Not tested, or known to break it", ""]
+        lines += [f"- {inline(line)}" for line in not_tested(record)]
+        lines += ["", "## How to make it again", "", *_provenance(record)]
+    return "\n".join([*lines, ""])
+
+
+def _yaml(value: Any) -> str:
+    """A value as JSON, which YAML is a superset of, with nothing that opens HTML."""
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _immunized(record: Record) -> list[str]:
+    ratio = record.figures["rir"]["value"]
+    return [
+        "## What was done, and what it changed",
+        "",
+        f"Immunized with `{inline(str(record.settings['method']))}`, seed {record.seed}.",
+        "",
+        immunize_table(record).markdown(),
+        "",
+        f"RIR = {number(ratio)} against the given model. {ceiling(record)} κ, ρ and RIR are "
+        "measured on the defender's own data; they do not say what an attacker pays.",
+    ]
+
+
+def _audited(record: Record) -> list[str]:
+    tables = [worst_case_table(record), audit_table(record)]
+    tables += [transfer_table(record)] if record.figures["transfer"] else []
+    tables.append(foretold_table(record))
+    parts = [part for table in tables for part in ("", f"## {table.title}", "", table.markdown())]
+    return [threat_model(record), *parts, "", ceiling(record)]
+
+
+def _classes(record: Record) -> list[str]:
+    """Primary accuracy by class, where the record holds it."""
+    names = ("before", "after")
+    if record.kind == "audit":
+        original = record.settings["original"]
+        names = (original, leading(record) or original)
+    if not set(names) <= per_class(record)[1].keys():
+        return []
+    table = class_table(record, *names)
+    return ["", f"## {table.title}", "", table.markdown()]
+
+
+def _provenance(record: Record) -> list[str]:
+    recipe = record.settings.get("recipe")
+    version = record.versions.get("immunis", __version__)
+    said = [
+        f"`immunis {record.kind} recipe.toml` with immunis {inline(version)}, torch "
+        f"{inline(record.versions.get('torch', 'unknown'))}, seed {record.seed}; commit "
+        f"{inline(record.commit or 'of an installed package')}; record {record.digest()[:16]}.",
+        "",
+        *(
+            f"- {inline(role)} data: {inline(task['name'])}, train {task['train']}, test "
+            f"{task['test'] or 'none'}"
+            for role, task in record.data.items()
+        ),
+    ]
+    if recipe is not None:
+        text = json.dumps(recipe, ensure_ascii=False).replace("```", "'''")
+        said += ["", "The recipe, as JSON:", "", "```json", text, "```"]
+    return said
+
+
+def _library(record: Record) -> str:
+    model = record.settings.get("recipe", {}).get("model", {})
+    return next((name for name in TASKS if name in model), "pytorch")
+
+
+def _index(record: Record) -> list[dict[str, Any]]:
+    """The model-index: test scores only, of the primary task and of the worst attack."""
+    f, data = record.figures, record.data
+    if record.kind == "immunize":
+        tested = f["primary_score"]["split"] == "test"
+        score = f["primary_score"]["after"] if tested else None
+        return _entry(record, record.name, [(data["primary"], "primary task", score)])
+    found = []
+    for name in defended(record):
+        case = f["worst_case"][name]
+        worst = f"{case['attack']}, the worst of {case['attacks']} attacks"
+        attack = f"harmful task, {worst} (lower is safer)"
+        scores = [
+            (data["primary"], "primary task", f["models"][name]["primary"]),
+            (data["attacker"], attack, None if case["broken"] else case["accuracy"]),
+        ]
+        found += _entry(record, name, scores)
+    return found
+
+
+def _entry(
+    record: Record, name: str, scores: list[tuple[Any, str, float | None]]
+) -> list[dict[str, Any]]:
+    results = [
+        {
+            "task": {"type": TASKS.get(_library(record), "other")},
+            "dataset": {"name": task["name"], "type": task["name"]},
+            "metrics": [{"type": _metric(task), "value": round(score, 4), "name": what}],
+        }
+        for task, what, score in scores
+        if score is not None and math.isfinite(score)
+    ]
+    return [{"name": name, "results": results}] if results else []
+
+
+def _metric(task: Any) -> str:
+    return "accuracy" if task["kind"] == "classification" else "r_squared"

@@ -1,0 +1,81 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from immunis import InputError, Record, immunize, measure
+from immunis.modelcard import model_card
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def metadata(text):
+    _, head, _ = text.split("---\n", 2)
+    return yaml.safe_load(head)
+
+
+@pytest.fixture
+def audited():
+    return Record.load(RESULTS / "audit-tiny-imagenet-flowers-resnet18.json")
+
+
+def test_the_model_card_of_an_audit_holds_its_facts(audited):
+    text = model_card(audited)
+    head = metadata(text)
+    assert head["tags"] == ["immunis", "model-immunization"]
+    assert head["library_name"] == "timm"
+    assert "license" not in head and "# license" in text
+    index = {entry["name"]: entry["results"] for entry in head["model-index"]}
+    assert "original" not in index
+    primary, attack = index["probe"]
+    assert primary["metrics"][0] == {"type": "accuracy", "value": 0.4678, "name": "primary task"}
+    assert primary["task"] == {"type": "image-classification"}
+    assert attack["metrics"][0]["value"] == 0.5632
+    assert "earlier_layer, the worst of 13 attacks" in attack["metrics"][0]["name"]
+    assert len(index["opt_kappa"]) == 1  # a broken model is credited with no protection
+    for said in ("3,252 labelled samples", "| earlier_layer |", "breaks probe", "Not run: lora"):
+        assert said in text
+    assert audited.digest()[:16] in text and audited.data["attacker"]["train"] in text
+
+
+def test_the_hub_reads_the_metadata(audited):
+    hub = pytest.importorskip("huggingface_hub")
+    card = hub.ModelCard(model_card(audited))
+    assert {result.metric_type for result in card.data.eval_results} == {"accuracy"}
+
+
+def test_an_immunization_and_its_audit_make_one_card(pair, audited):
+    done = immunize(torch.eye(5), *pair, "erase").record
+    text = model_card(done, audited)
+    assert "this record ran no attacker" in text.split("# tiny_imagenet")[0]
+    assert text.index("RIR* =") < text.index("of the original model's help")
+    assert len(metadata(text)["model-index"]) == 1 + 5
+    assert "| 0 |" in text  # by class
+
+
+def test_scores_on_training_data_are_no_metrics(pair):
+    done = immunize(torch.eye(5), *pair, "erase").record
+    figures = {**done.figures, "primary_score": {**done.figures["primary_score"], "split": "train"}}
+    assert metadata(model_card(dataclasses.replace(done, figures=figures)))["model-index"] == []
+
+
+def test_names_cannot_leave_their_place(pair):
+    evil = 'x"]\n---\nlicense: evil\n| a | ``` <script> [b](javascript:c)'
+    done = dataclasses.replace(immunize(torch.eye(5), *pair, "erase").record, name=evil)
+    done = done.with_settings(recipe={"a": "```\n<script>"})
+    text = model_card(done)
+    assert metadata(text)["model-index"][0]["name"] == evil
+    assert "license" not in metadata(text)
+    body = text.split("\n---\n")[1]
+    assert "\nlicense" not in body and "[b](" not in body.replace("\\[b](", "")
+    assert "<script>" not in body.split("```json")[0]
+    assert body.count("```") == 2
+
+
+def test_other_records_have_no_model_card(pair):
+    with pytest.raises(InputError, match="has no model card"):
+        model_card(measure(*pair).record)
+    with pytest.raises(InputError, match="at least one"):
+        model_card()
