@@ -133,7 +133,7 @@ def test_the_audit_card_leads_with_the_verdict_and_its_threat_model(audit_record
     assert first.end() < chart < text.index("disjoint from the defender")
     assert "original, frontier, untrained" in text[chart : chart + 300]
     for attack in audit_record.settings["attacks"]:
-        assert f"<option>{attack}</option>" in text
+        assert re.search(f"<option( selected)?>{attack}</option>", text)
     assert "Not run: lora" in text
     assert "holds no spectra" in text  # written before records kept them
 
@@ -144,6 +144,9 @@ def test_a_broken_model_is_not_called_immune(audit_record):
     record = changed(audit_record, worst_case=cases)
     assert "broken, not immune" in verdict(record, "frontier")
     assert leading(record) != "frontier"
+    models = audit_record.figures["models"]
+    models = {**models, "frontier": {**models["frontier"], "broken": True}}
+    assert "frontier (broken)</li>" in render(changed(record, models=models))
     for case in cases.values():
         case["broken"] = True
     assert "broken, not immune" in headline(record)
@@ -315,10 +318,11 @@ function look(frame) {
   found.lines = box.querySelectorAll("svg.chart .line").length;
   const before = box.querySelector("svg.chart").innerHTML;
   const attack = box.querySelector(".attack"), cost = box.querySelector(".cost");
-  attack.value = attack.options[1].value; attack.dispatchEvent(new Event("change"));
+  found.chosen = attack.value;
+  attack.selectedIndex = (attack.selectedIndex + 1) % 3; attack.dispatchEvent(new Event("change"));
   found.attack = box.querySelector("svg.chart").innerHTML !== before;
   const then = box.querySelector("svg.chart").innerHTML;
-  cost.value = "steps"; cost.dispatchEvent(new Event("change"));
+  cost.value = "flops"; cost.dispatchEvent(new Event("change"));
   found.cost = box.querySelector("svg.chart").innerHTML !== then;
   const boxes = Array.from(box.querySelectorAll("input"));
   boxes.slice(1).forEach(function (b) { b.click(); });
@@ -376,4 +380,5 @@ def test_cards_work_in_a_browser_wide_and_narrow(audit_record, evil_records, tmp
         assert seen["left"] == 1
         assert seen["unnamed"] == 0
     assert wide["first"] < 800 and narrow["first"] < 844  # verdict and chart on the first screen
+    assert wide["chosen"] == audit_record.figures["worst_case"]["frontier"]["attack"]
     assert "pseudo_inverse. It reaches: original" in narrow["label"]

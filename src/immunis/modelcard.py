@@ -12,7 +12,7 @@ from typing import Any
 from immunis._version import __version__
 from immunis.errors import InputError
 from immunis.records import Record
-from immunis.statements import ceiling, headline, not_tested, threat_model
+from immunis.statements import COLUMNS, ceiling, headline, not_tested, threat_model
 from immunis.tables import (
     audit_table,
     class_table,
@@ -90,7 +90,7 @@ def _audited(record: Record) -> list[str]:
     tables += [transfer_table(record)] if record.figures["transfer"] else []
     tables.append(foretold_table(record))
     parts = [part for table in tables for part in ("", f"## {table.title}", "", table.markdown())]
-    return [threat_model(record), *parts, "", ceiling(record)]
+    return [threat_model(record), *parts, "", COLUMNS, "", ceiling(record)]
 
 
 def _classes(record: Record) -> list[str]:

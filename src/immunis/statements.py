@@ -103,18 +103,28 @@ def headline(record: Record) -> str:
 
 def threat_model(record: Record) -> str:
     """Who attacks an audited model, with what."""
-    samples = record.data["attacker"]["train"].rpartition("-")[2]
+    count = str(record.data["attacker"]["train"]).rpartition("-")[2]
+    samples = f"{int(count):,} labelled samples" if count.isdecimal() else "labelled samples"
     if record.figures["disjoint"]["checked"]:
         apart = "disjoint from the defender's"
     else:
         apart = "not checked to be disjoint from the defender's"
     repeats = record.settings["seeds"]
     return (
-        f"The attacker holds the weights and {int(samples):,} labelled samples of their own "
+        f"The attacker holds the weights and {samples} of their own "
         f"({apart}), and chooses settings on a fifth of them; {repeats} "
         f"repeat{'s' * (repeats > 1)}. Help is what the original's features give over those of an "
         "untrained copy."
     )
+
+
+COLUMNS = (
+    "keeps: share of the original model's help, over untrained features, that the attacker keeps "
+    "in the worst attack; gain: its points over the same attack on untrained features; cost x: "
+    "steps to 90% of what the original allows, against the original; best/best: the share when "
+    "each model meets its best attack; unranked: attacks that failed, do not apply, or on which "
+    "the original helps less than a point."
+)
 
 
 def ceiling(record: Record) -> str:

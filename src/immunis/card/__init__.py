@@ -77,6 +77,7 @@ def _audit(record: Record) -> dict[str, Any]:
     f, original = record.figures, record.settings["original"]
     names = [*f["models"], views.CONTROL]
     lead = views.leading(record) or original
+    broken = [name for name, row in f["models"].items() if row["broken"]]
     shown = [original, *([lead] if lead != original else []), views.CONTROL]
     curves = {name: views.envelope(record, name) for name in shown}
     most = curves[original][-1][1] if curves[original] else math.nan
@@ -91,8 +92,9 @@ def _audit(record: Record) -> dict[str, Any]:
     return {
         "names": names,
         "styles": {name: charts.style(name, names) for name in names},
-        "legend": charts.legend(names, names),
+        "legend": charts.legend(names, names, broken),
         "threat": statements.threat_model(record),
+        "columns": statements.COLUMNS,
         "cost": charts.lines(
             curves,
             f"Best score of any attack by cost, for {', '.join(shown)}",
@@ -101,7 +103,8 @@ def _audit(record: Record) -> dict[str, Any]:
             stairs=True,
             level=f["chance"],
         ),
-        "cost_legend": charts.legend(shown, names),
+        "cost_legend": charts.legend(shown, names, broken),
+        "worst": f["worst_case"][lead]["attack"],
         "target": target,
         "costs": {name: views.cost_to(curve, target) for name, curve in curves.items()},
         "dots": charts.dots(scores, names, f["chance"], "Test score of every attack on each model"),

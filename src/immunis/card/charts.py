@@ -7,7 +7,7 @@ told apart by its mark and dash as well as by its colour.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -70,13 +70,13 @@ def style(name: str, names: Sequence[str]) -> str:
     return "su" if name == CONTROL else f"s{list(names).index(name) % SERIES}"
 
 
-def legend(shown: Sequence[str], names: Sequence[str]) -> Markup:
-    """Some of the names beside their marks."""
+def legend(shown: Sequence[str], names: Sequence[str], broken: Collection[str] = ()) -> Markup:
+    """Some of the names beside their marks; models that lost their own task are called broken."""
     items = [
         Markup('<li><svg viewBox="0 0 30 12" aria-hidden="true">{}{}</svg>{}</li>').format(
             Markup('<path class="line {}" d="M1 6H29"/>').format(style(name, names)),
             _mark(style(name, names), 15, 6),
-            name,
+            f"{name} (broken)" if name in broken else name,
         )
         for name in shown
     ]
@@ -144,7 +144,7 @@ def lines(
     marks: Iterable[str] = (),
     level: float | None = None,
 ) -> Markup:
-    """Series as lines (or ``stairs``, or ``marks`` alone for those named); ``level`` is dashed."""
+    """Series as lines (or ``stairs``, or bare dots for those in ``marks``); ``level`` is dashed."""
     series = {name: [p for p in of if all(map(math.isfinite, p))] for name, of in series.items()}
     places = [p for points in series.values() for p in points]
     x = axis((p[0] for p in places), (LEFT, RIGHT), kinds[0])
@@ -161,7 +161,12 @@ def lines(
                 path += f"H{x(a)}V{y(b)}" if stairs else f"L{x(a)} {y(b)}"
             path += f"H{RIGHT}" if stairs else ""
             parts.append(Markup('<path class="line {}" d="{}"/>').format(kind, path))
-        if name in marks or stairs:
+        if name in marks:
+            parts += [
+                Markup('<circle class="dot {}" cx="{}" cy="{}" r="2.5"/>').format(kind, x(a), y(b))
+                for a, b in points
+            ]
+        elif stairs:
             parts += [
                 _mark(kind, x(a), y(b), f"{name}: {percent(b)}% at {number(float(a))}")
                 for a, b in points
