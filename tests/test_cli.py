@@ -78,6 +78,8 @@ def test_cards_and_figures_are_made_from_records(run, tmp_path):
     assert "2 records side by side" in (tmp_path / "both.html").read_text(encoding="utf-8")
     assert run("card", audits[0], "-o", tmp_path / "README.md").returncode == 0
     assert (tmp_path / "README.md").read_text(encoding="utf-8").startswith("---\n# license")
+    done = run("card", audits[0], "-o", tmp_path / "card.pdf")
+    assert done.returncode == 2 and ".html" in done.stderr
     done = run("figures", results / "reproduce-house-prices.json", "-o", "drawn")
     assert done.stdout.strip() == "written: drawn"
     assert (tmp_path / "drawn" / "overview.pdf").exists()

@@ -32,8 +32,9 @@ from immunis.records import Record
 from immunis.sweeps import Job, key_of, sweep
 from immunis.tasks import Task
 from immunis.verdict import predictors, summarise, worst_case
+from immunis.views import CONTROL
 
-CONTROL, SCRATCH = "untrained", "from scratch"
+SCRATCH = "from scratch"
 TRANSFER = ("gd_line_search", "finetune_all")
 Progress = Callable[[str, float], None]
 

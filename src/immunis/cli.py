@@ -302,7 +302,7 @@ def audit(
 def card(
     records: Annotated[
         list[Path],
-        typer.Argument(metavar="RECORD...", help="record.json of demo, immunize or audit."),
+        typer.Argument(metavar="RECORD", help="record.json of demo, immunize or audit."),
     ],
     output: Annotated[
         Path | None,
@@ -315,23 +315,18 @@ def card(
 
     A file that ends in .md becomes a Hugging Face model card with the same facts.
     """
-    from immunis.card import render
-    from immunis.modelcard import model_card
+    from immunis.card import write_card
     from immunis.records import Record as Run
-    from immunis.records import write_text
 
     path = output or records[0].parent / "card.html"
-    write = model_card if path.suffix == ".md" else render
-    _where(write_text(path, write(*map(Run.load, records))))
+    _where(write_card(path, *map(Run.load, records)))
 
 
 @app.command()
 def figures(
     records: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RECORD...", help="record.json of demo, immunize, audit or reproduce."
-        ),
+        typer.Argument(metavar="RECORD", help="record.json of demo, immunize, audit or reproduce."),
     ],
     output: Output = None,
 ) -> None:

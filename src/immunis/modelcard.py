@@ -14,6 +14,7 @@ from immunis.errors import InputError
 from immunis.records import Record
 from immunis.statements import COLUMNS, ceiling, headline, not_tested, threat_model
 from immunis.tables import (
+    Table,
     audit_table,
     class_table,
     foretold_table,
@@ -68,7 +69,8 @@ def model_card(*records: Record) -> str:
 
 def _yaml(value: Any) -> str:
     """A value as JSON, which YAML is a superset of, with nothing that opens HTML."""
-    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
+    text = json.dumps(value, ensure_ascii=False, indent=2 if isinstance(value, list) else None)
+    return text.replace("<", "\\u003c").replace("\n", "\n  ")
 
 
 def _immunized(record: Record) -> list[str]:
@@ -89,7 +91,7 @@ def _audited(record: Record) -> list[str]:
     tables = [worst_case_table(record), audit_table(record)]
     tables += [transfer_table(record)] if record.figures["transfer"] else []
     tables.append(foretold_table(record))
-    parts = [part for table in tables for part in ("", f"## {table.title}", "", table.markdown())]
+    parts = [part for table in tables for part in ("", _heading(table), "", table.markdown())]
     return [threat_model(record), *parts, "", COLUMNS, "", ceiling(record)]
 
 
@@ -102,7 +104,11 @@ def _classes(record: Record) -> list[str]:
     if not set(names) <= per_class(record)[1].keys():
         return []
     table = class_table(record, *names)
-    return ["", f"## {table.title}", "", table.markdown()]
+    return ["", _heading(table), "", table.markdown()]
+
+
+def _heading(table: Table) -> str:
+    return f"## {inline(table.title[:1].upper() + table.title[1:])}"
 
 
 def _provenance(record: Record) -> list[str]:

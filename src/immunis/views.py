@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from immunis.records import Record
 
-CONTROL = "untrained"
+CONTROL = "untrained"  # what an audit calls the copy that never learnt anything
 ROLES = ("primary", "harmful")
 LARGE = 20  # from this many classes on, only the most telling are listed
 

@@ -14,7 +14,8 @@ from immunis import figures, statements, views
 from immunis.card import charts
 from immunis.comparison import compare
 from immunis.errors import InputError
-from immunis.records import Record
+from immunis.modelcard import model_card
+from immunis.records import Record, write_text
 from immunis.tables import (
     audit_table,
     class_table,
@@ -71,6 +72,15 @@ def render(*records: Record) -> str:
             f"a record lacks what its card shows ({error}): it was changed by hand, or written by "
             "another version of immunis. Run it again."
         ) from error
+
+
+def write_card(path: str | Path, *records: Record) -> Path:
+    """Write the card of records: a page, or a model card where the file's name ends in ``.md``."""
+    kinds = {".html": render, ".htm": render, ".md": model_card}
+    make = kinds.get(Path(path).suffix.lower())
+    if make is None:
+        raise InputError(f"{path}: a card is a page (.html) or a model card (.md); name it so.")
+    return write_text(path, make(*records))
 
 
 def _audit(record: Record) -> dict[str, Any]:
