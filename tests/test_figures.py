@@ -91,4 +91,9 @@ def test_figures_of_several_records_are_told_apart(tmp_path, monkeypatch):
     ]
     with pytest.raises(InputError, match="cannot read"):
         write_figures([tmp_path / "none.json"], tmp_path / "y")
+    monkeypatch.undo()
+    path = tmp_path / "hollow.json"
+    path.write_text(json.dumps({"kind": "reproduce", "name": "x", "figures": {}, "schema": 1}))
+    with pytest.raises(InputError, match="lacks what its figure shows"):
+        write_figures([path], tmp_path / "y")
     assert not (tmp_path / "y").exists()

@@ -79,3 +79,6 @@ def test_other_records_have_no_model_card(pair):
         model_card(measure(*pair).record)
     with pytest.raises(InputError, match="at least one"):
         model_card()
+    broken = immunize(torch.eye(5), *pair, "erase").record
+    with pytest.raises(InputError, match="lacks what its model card shows"):
+        model_card(dataclasses.replace(broken, figures={}))

@@ -9,6 +9,7 @@ from immunis.errors import InputError
 from immunis.figures import Draw, figures_of
 from immunis.records import Record, make_folder, write_bytes
 from immunis.reproduce import figures as reproduced
+from immunis.views import complete
 
 
 def drawings(record: Record) -> dict[str, Draw]:
@@ -35,12 +36,15 @@ def write_figures(paths: Sequence[str | Path], folder: str | Path) -> list[Path]
     where the file is called ``record.json``.
     """
     records = {name: Record.load(path) for name, path in zip(_names(paths), paths, strict=True)}
-    made = {
-        f"{name}-{figure}.{kind}" if len(records) > 1 else f"{figure}.{kind}": draw(record, kind)
-        for name, record in records.items()
-        for figure, draw in drawings(record).items()
-        for kind in ("png", "pdf")
-    }
+    with complete("figure"):
+        made = {
+            f"{name}-{figure}.{kind}" if len(records) > 1 else f"{figure}.{kind}": draw(
+                record, kind
+            )
+            for name, record in records.items()
+            for figure, draw in drawings(record).items()
+            for kind in ("png", "pdf")
+        }
     place = make_folder(folder)
     return [write_bytes(place / name, content) for name, content in made.items()]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from immunis._version import __version__
@@ -24,7 +25,7 @@ from immunis.tables import (
     transfer_table,
     worst_case_table,
 )
-from immunis.views import defended, leading, per_class
+from immunis.views import complete, defended, leading, per_class
 
 KINDS = ("immunize", "audit")
 TASKS = {"timm": "image-classification", "transformers": "text-classification"}
@@ -44,6 +45,11 @@ def model_card(*records: Record) -> str:
                 f"a record of kind {record.kind!r} has no model card; {' and '.join(KINDS)} have "
                 "one. For a page, write to a file that ends in .html."
             )
+    with complete("model card"):
+        return _text(records)
+
+
+def _text(records: Sequence[Record]) -> str:
     metadata = {
         "library_name": _library(records[0]),
         "tags": ["immunis", "model-immunization"],

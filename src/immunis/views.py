@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from immunis.errors import InputError
 from immunis.records import Record
 
 CONTROL = "untrained"  # what an audit calls the copy that never learnt anything
@@ -21,6 +23,18 @@ class Outline(NamedTuple):
     rank: int
     dimension: int
     condition_number: float
+
+
+@contextmanager
+def complete(what: str) -> Iterator[None]:
+    """Say in words that a record lacks what is to be made of it."""
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"a record lacks what its {what} shows ({error}): it was changed by hand, or written "
+            "by another version of immunis. Run it again."
+        ) from error
 
 
 def defended(record: Record) -> list[str]:

@@ -53,7 +53,7 @@ def render(*records: Record) -> str:
     )
     environment.filters["number"] = number
     environment.globals["infinity"] = math.inf
-    try:
+    with views.complete("card"):
         compared = compare(records) if len(records) > 1 else None
         sections = [
             {
@@ -66,12 +66,11 @@ def render(*records: Record) -> str:
             }
             for place, record in enumerate(records, 1)
         ]
-        return environment.get_template("page.html").render(sections=sections, compared=compared)
-    except (KeyError, TypeError, jinja2.UndefinedError) as error:
-        raise InputError(
-            f"a record lacks what its card shows ({error}): it was changed by hand, or written by "
-            "another version of immunis. Run it again."
-        ) from error
+        try:
+            page = environment.get_template("page.html")
+            return page.render(sections=sections, compared=compared)
+        except jinja2.UndefinedError as error:
+            raise KeyError(str(error)) from error
 
 
 def write_card(path: str | Path, *records: Record) -> Path:
