@@ -97,7 +97,8 @@ def headline(record: Record) -> str:
     return (
         f"A high ratio did not stop the attacker: after {steps} steps a probe reads "
         f"{reads['no defence']}% without defence, {reads['frontier']}% where the ratio is at its "
-        f"ceiling (RIR* = {number(f['ceiling'])}), and {reads[best]}% at the least ({best})."
+        f"ceiling (RIR* = {number(f['ceiling'])}), and {reads[best]}% at the least ({best}, "
+        f"where a closed-form probe reads {percent(methods[best]['harmful_accuracy']['ridge'])}%)."
     )
 
 
