@@ -61,16 +61,21 @@ def _text(records: Sequence[Record]) -> str:
         *(f"{key}: {_yaml(value)}" for key, value in metadata.items()),
         "---",
         "",
-        f"# {inline(records[0].name)}",
+        f"# {_line(records[0].name)}",
     ]
     for place, record in enumerate(records):
-        lines += ["", f"# {inline(record.name)}"] if place else []
-        lines += ["", f"**{inline(headline(record))}**", ""]
+        lines += ["", f"# {_line(record.name)}"] if place else []
+        lines += ["", f"**{_line(headline(record))}**", ""]
         lines += _audited(record) if record.kind == "audit" else _immunized(record)
         lines += [*_classes(record), "", "## Not tested, or known to break it", ""]
-        lines += [f"- {inline(line)}" for line in not_tested(record)]
+        lines += [f"- {_line(line)}" for line in not_tested(record)]
         lines += ["", "## How to make it again", "", *_provenance(record)]
     return "\n".join([*lines, ""])
+
+
+def _line(text: str) -> str:
+    """Text for one line, without marks of code."""
+    return inline(text).replace("`", "'")
 
 
 def _yaml(value: Any) -> str:
@@ -84,7 +89,7 @@ def _immunized(record: Record) -> list[str]:
     return [
         "## What was done, and what it changed",
         "",
-        f"Immunized with `{inline(str(record.settings['method']))}`, seed {record.seed}.",
+        f"Immunized with `{_line(str(record.settings['method']))}`, seed {record.seed}.",
         "",
         immunize_table(record).markdown(),
         "",
@@ -114,19 +119,19 @@ def _classes(record: Record) -> list[str]:
 
 
 def _heading(table: Table) -> str:
-    return f"## {inline(table.title[:1].upper() + table.title[1:])}"
+    return f"## {_line(table.title[:1].upper() + table.title[1:])}"
 
 
 def _provenance(record: Record) -> list[str]:
     recipe = record.settings.get("recipe")
     version = record.versions.get("immunis", __version__)
     said = [
-        f"`immunis {record.kind} recipe.toml` with immunis {inline(version)}, torch "
-        f"{inline(record.versions.get('torch', 'unknown'))}, seed {record.seed}; commit "
-        f"{inline(record.commit or 'of an installed package')}; record {record.digest()[:16]}.",
+        f"`immunis {record.kind} recipe.toml` with immunis {_line(version)}, torch "
+        f"{_line(record.versions.get('torch', 'unknown'))}, seed {record.seed}; commit "
+        f"{_line(record.commit or 'of an installed package')}; record {record.digest()[:16]}.",
         "",
         *(
-            f"- {inline(role)} data: {inline(task['name'])}, train {task['train']}, test "
+            f"- {_line(role)} data: {_line(task['name'])}, train {task['train']}, test "
             f"{task['test'] or 'none'}"
             for role, task in record.data.items()
         ),

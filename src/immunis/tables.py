@@ -44,7 +44,7 @@ def inline(text: str) -> str:
     >>> print(inline("a|b [c](d)\n<i>"))
     a\|b \[c](d) &lt;i>
     """
-    text = " ".join(text.split()).replace("`", "'").replace("<", "&lt;")
+    text = " ".join(text.split()).replace("<", "&lt;")
     return text.replace("|", r"\|").replace("[", r"\[")
 
 
