@@ -1,5 +1,6 @@
 """What the docs show is what the records hold."""
 
+import ast
 import importlib.util
 import io
 import re
@@ -71,12 +72,40 @@ def test_links_between_files_lead_somewhere(path):
             assert (path.parent / target).exists(), target
 
 
-def test_the_architecture_names_every_room():
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = {p.name for p in (ROOT / "src" / "immunis").glob("*.py")} - {
-        "__init__.py",
-        "_version.py",
-    }
-    rooms |= {f"{p.name}/" for p in (ROOT / "src" / "immunis").iterdir() if p.is_dir()}
-    rooms.discard("__pycache__/")
-    assert not {room for room in rooms if room not in text}
+PACKAGE = ROOT / "src" / "immunis"
+
+
+def listed():
+    return [room for rooms in build.floors().values() for room in rooms]
+
+
+def test_the_architecture_lists_every_room_once():
+    rooms = {p.name for p in PACKAGE.glob("*.py")} - {"__init__.py", "_version.py"}
+    rooms |= {f"{p.name}/" for p in PACKAGE.iterdir() if p.is_dir()} - {"__pycache__/"}
+    assert sorted(listed()) == sorted(rooms)
+
+
+def imported(path):
+    """Names of the rooms that a module imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            whole = [f"immunis.{a.name}" for a in node.names]
+            names = whole if node.module == "immunis" else [node.module]
+        else:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        yield from (name.split(".")[1] for name in names if name.startswith("immunis."))
+
+
+@pytest.mark.parametrize("room", listed())
+def test_a_room_imports_only_from_rooms_above_it(room):
+    names = [each.removesuffix("/").removesuffix(".py") for each in listed()]
+    at = listed().index(room)
+    path = PACKAGE / room
+    for file in path.rglob("*.py") if room.endswith("/") else [path]:
+        below = set(imported(file)) - {*names[: at + 1], "_version"}
+        assert not below, f"{file.name} imports {below}, which stand below {room}"
+
+
+def test_the_picture_of_the_rooms_is_current():
+    image = ROOT / "docs" / "images" / "rooms.svg"
+    assert image.read_text(encoding="utf-8") == build.picture(), "run: python docs/build.py"
