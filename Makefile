@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 EXTRAS := .venv-extras
 
-.PHONY: demo test test-extras lint bench clean
+.PHONY: demo test test-extras lint docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/immunis demo
@@ -23,6 +23,11 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, into site/; any warning is an error. The variable silences an advertisement.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "written: site/index.html"
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/core.py
@@ -40,10 +45,14 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 $(EXTRAS)/installed: pyproject.toml constraints-extras.txt
 	$(PYTHON) -m venv $(EXTRAS)
 	$(EXTRAS)/bin/pip install --quiet --constraint constraints-extras.txt --editable '.[vision,text,lora]' pytest pytest-xdist
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(EXTRAS) immunis-runs
+	rm -rf $(VENV) $(EXTRAS) immunis-runs site

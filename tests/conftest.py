@@ -13,7 +13,11 @@ from immunis.datasets import digits
 
 torch.set_num_threads(1)  # the suite runs one process per core
 sys.path.insert(0, str(Path(__file__).parent))
-EXTRAS = {"test_vision.py": ("timm", "torchvision", "peft"), "test_text.py": ("transformers",)}
+EXTRAS = {
+    "test_vision.py": ("timm", "torchvision", "peft"),
+    "test_text.py": ("transformers",),
+    "test_pages.py": ("timm",),
+}
 collect_ignore = [  # what is not installed; make test-extras has all of it
     f"extras/{file}"
     for file, names in EXTRAS.items()

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+import doc_code
+
 ROOT = Path(__file__).parents[1]
 spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
 build = importlib.util.module_from_spec(spec)
@@ -52,12 +54,10 @@ def test_a_figure_in_the_place_of_another_is_noticed(redrawn):
             assert differs(build.image(*other).read_bytes(), redrawn[each]) == (each != other)
 
 
-def test_the_attack_in_the_docs_passes_the_contract(monkeypatch):
-    text = (ROOT / "docs" / "attacks.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", text, re.S)[-1]
-    assert code.count("\n") < 40
+def test_the_attack_in_the_docs_passes_the_contract():
+    (code,) = (b.code for b in doc_code.blocks(ROOT / "docs" / "add-an-attack.md") if b.title)
     found: dict = {}
-    exec(compile(code, "attacks.md", "exec"), found)
+    exec(compile(code, "add-an-attack.md", "exec"), found)
     from immunis.attacks.search import search
     from test_attacks import arena_for
 
