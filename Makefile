@@ -38,6 +38,7 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt $(VENV)/bin/pip
+	@echo "installing into $(VENV): a few minutes, most of them PyTorch's download"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
