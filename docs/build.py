@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 
 from immunis import figures
-from immunis.records import Record, write_bytes, write_text
+from immunis.files import write_bytes, write_text
+from immunis.records import Record
 from immunis.reproduce import figures as reproduced
 from immunis.reproduce import tables as again
 from immunis.tables import (

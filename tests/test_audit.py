@@ -179,7 +179,7 @@ def test_a_failing_attack_is_recorded_and_the_audit_goes_on(models, tasks, monke
     assert f["attacks"]["ridge"]["erase"]["status"] == "done"
     assert f["worst_case"]["erase"]["attack"] == "ridge"
     run(models, tasks, folder=tmp_path)
-    statuses = {json.loads(p.read_text())["status"] for p in tmp_path.glob("*.json")}
+    statuses = {json.loads(p.read_text())["result"]["status"] for p in tmp_path.glob("*.json")}
     assert statuses == {"done"}  # a failure is tried again next time
 
 

@@ -216,6 +216,7 @@ def test_demo_writes_everything_and_its_table_is_the_record(run, tmp_path):
     assert done.returncode == 0, done.stderr
     out = tmp_path / "out"
     assert sorted(p.name for p in out.iterdir()) == [
+        "SHA256SUMS",
         "card.html",
         "norm_ratios.png",
         "overview.png",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from immunis import InputError, OutputError, Record
-from immunis.records import check_folder, make_folder, write_text
+from immunis.files import check_folder, make_folder, write_text
 
 
 def sample(**figures):

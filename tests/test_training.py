@@ -1,6 +1,7 @@
 """The loop: learns, freezes, resumes to the bit, accumulates exactly, and fails clearly."""
 
 import dataclasses
+import io
 import math
 import shutil
 import sys
@@ -308,7 +309,7 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     training = dataclasses.replace(SHORT, steps=8, evaluate=8)
     with pytest.raises(NumericalError, match=r"diverged at step 5: supervised.*checkpoint\.pt"):
         fit(whole(), Objective(terms), primary, harmful, training, folder=tmp_path)
-    state = torch.load(tmp_path / checkpoints.NAME, weights_only=True)
+    state = checkpoints.read(tmp_path / checkpoints.NAME)
     assert state["step"] == 5
     assert all(torch.isfinite(t).all() for t in state["model"].values() if t.is_floating_point())
 
@@ -326,7 +327,7 @@ def test_foreign_and_damaged_checkpoints_are_refused(tmp_path):
         run("probe", folder=tmp_path, resume=True, seed=5)
     path = tmp_path / checkpoints.NAME
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="damaged.*Delete it to start afresh"):
         run("probe", folder=tmp_path, resume=True)
 
 
@@ -335,7 +336,10 @@ def test_a_checkpoint_never_unpickles_objects(tmp_path):
         def __reduce__(self):
             return (sys.exit, (7,))
 
-    torch.save({"format": 1, "model": Evil()}, tmp_path / checkpoints.NAME)
+    buffer = io.BytesIO()
+    torch.save({"format": checkpoints.FORMAT, "model": Evil()}, buffer)
+    content = checkpoints.head_of(buffer.getvalue()) + buffer.getvalue()
+    (tmp_path / checkpoints.NAME).write_bytes(content)
     with pytest.raises(InputError, match="cannot be read"):
         run("probe", folder=tmp_path, resume=True)
 

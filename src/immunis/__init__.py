@@ -5,6 +5,7 @@ from immunis.audit import Audit, audit
 from immunis.errors import (
     ImmunisError,
     InputError,
+    LostProcessError,
     NumericalError,
     OutputError,
     RankWarning,
@@ -25,6 +26,7 @@ __all__ = [
     "ImmunisError",
     "Immunized",
     "InputError",
+    "LostProcessError",
     "Measurement",
     "NumericalError",
     "OutputError",

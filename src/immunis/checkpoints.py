@@ -1,12 +1,13 @@
 """A training run on disk: everything it needs to go on as if it had never stopped.
 
 Order of data and randomness are functions of the step number (``immunis.streams``), so the
-step is the loader's position and the generators' state. Written whole or not at all, read
-without unpickling objects.
+step is the loader's position and the generators' state. Written whole or not at all, behind a
+line with the SHA-256 of the rest; read without unpickling objects.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 from pathlib import Path
@@ -23,11 +24,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from immunis.errors import InputError
+from immunis.files import make_folder, write_bytes
 from immunis.processes import rank
-from immunis.records import make_folder, write_bytes
 
-FORMAT = 1
+FORMAT = 2
 NAME = "checkpoint.pt"
+HEAD = b"immunis checkpoint, sha256 "
 _FULL = StateDictOptions(full_state_dict=True)
 
 
@@ -52,8 +54,42 @@ def save(
         make_folder(folder)
         buffer = io.BytesIO()
         torch.save(content, buffer)
-        write_bytes(path, buffer.getvalue())
+        write_bytes(path, head_of(buffer.getbuffer()), buffer.getbuffer())
     return path
+
+
+def head_of(content: bytes | memoryview) -> bytes:
+    """The line that goes before a checkpoint's content."""
+    return HEAD + hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's content.
+
+    Raises:
+        InputError: where there is none, it is damaged, or holds anything but plain values.
+    """
+    try:
+        with path.open("rb") as file:
+            head, body = file.readline(len(HEAD) + 65), file.read()
+    except FileNotFoundError:
+        raise InputError(f"there is no checkpoint {path} to resume from.") from None
+    except OSError as error:
+        raise InputError(f"cannot read checkpoint {path}: {error.strerror}.") from error
+    if not head.startswith(HEAD):
+        raise InputError(f"{path} is not a checkpoint of this version; delete it to start afresh.")
+    if head != head_of(body):
+        raise InputError(
+            f"checkpoint {path} is damaged: it does not match its checksum. Delete it to start "
+            "afresh."
+        )
+    try:
+        content: Any = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        raise InputError(f"checkpoint {path} cannot be read: {str(error)[:200]}.") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InputError(f"{path} is not a checkpoint of this version; delete it to start afresh.")
+    return content
 
 
 def load(
@@ -65,14 +101,7 @@ def load(
         InputError: where there is none, it is damaged, or belongs to another run.
     """
     path = folder / NAME
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise InputError(f"there is no checkpoint {path} to resume from.") from None
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
-        raise InputError(f"checkpoint {path} cannot be read: {str(error)[:200]}.") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InputError(f"{path} is not a checkpoint of this version; start afresh without it.")
+    content = read(path)
     mine, theirs = model_state(model), content["model"]
     wrong = [k for k in {*mine, *theirs} if k not in mine or k not in theirs]
     wrong += [k for k in mine if k in theirs and mine[k].shape != theirs[k].shape]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +34,7 @@ app = typer.Typer(
     "Start with: [bold]immunis demo[/bold].",
 )
 out, err = Console(), Console(stderr=True)
+held = ExitStack()  # output folders, until the command ends
 
 Recipe = Annotated[
     str,
@@ -106,6 +107,13 @@ def _print(table: Table, text: bool = False) -> None:
     out.print(grid)
 
 
+def _folder(path: str) -> Path:
+    """Hold an output folder until the command ends: nobody else writes to it meanwhile."""
+    from immunis.files import hold
+
+    return held.enter_context(hold(path))
+
+
 def _where(*paths: Path) -> None:
     """Say where the result is; always the last line."""
     out.print("written: " + ", ".join(str(path) for path in paths), soft_wrap=True, markup=False)
@@ -114,18 +122,18 @@ def _where(*paths: Path) -> None:
 @app.command()
 def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json = False) -> None:
     """Measure a task pair: both spectra, and the ceiling RIR* no linear defence can pass."""
+    from immunis.files import release
     from immunis.measure import measure as run
     from immunis.recipes import load_recipe
-    from immunis.records import check_folder, make_folder
     from immunis.tables import measure_table, number
 
     chosen = load_recipe(recipe)
-    folder = check_folder(output or f"immunis-runs/{chosen.name}-measure")
+    folder = _folder(output or f"immunis-runs/{chosen.name}-measure")
     with _bar(f"measure {chosen.name}", json):
         tasks = chosen.tasks(data)
         measured = run(tasks.primary, tasks.harmful)
         record = measured.record.with_settings(recipe=chosen.to_dict())
-    path = record.save(make_folder(folder) / "record.json")
+    paths = release(folder, {"record.json": record.to_file()})
     if json:
         typer.echo(record.to_json())
         return
@@ -136,7 +144,7 @@ def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json
         f"harmful labels a linear probe explains: ρ = {number(measured.rho)}",
         highlight=False,
     )
-    _where(path)
+    _where(*paths)
 
 
 @app.command()
@@ -162,12 +170,12 @@ def immunize(
     """
     from immunis.card import render
     from immunis.errors import SettingsError
-    from immunis.export import export, weights
+    from immunis.export import files, weights
+    from immunis.files import make_folder, release
     from immunis.lineup import defended, original
     from immunis.plan import hardware_of
     from immunis.processes import rank
     from immunis.recipes import load_recipe
-    from immunis.records import check_folder, make_folder, write_bytes, write_text
     from immunis.tables import immunize_table, rir_sentence
 
     chosen = load_recipe(recipe)
@@ -178,7 +186,7 @@ def immunize(
         "device": device, "devices": devices, "nodes": nodes, "strategy": strategy,
         "precision": precision, "compile": compiled,
     })  # fmt: skip
-    folder = check_folder(output or f"immunis-runs/{chosen.name}-{method}")
+    folder = _folder(output or f"immunis-runs/{chosen.name}-{method}")
     state = make_folder(folder / "training") if chosen.training else None
     kept = {"kept": f"the same command with --resume goes on from {state}."} if state else {}
     with _bar(f"immunize {chosen.name}", json, **kept) as bar:
@@ -199,10 +207,10 @@ def immunize(
         card = render(record)
     if rank() > 0:
         return
-    paths = export(result.model, record, folder)
-    paths.append(write_text(folder / "card.html", card))
+    made = {**files(result.model, record), "card.html": card}
     if not chosen.training:
-        paths.append(write_bytes(folder / "head.safetensors", weights(result.head)))
+        made["head.safetensors"] = weights(result.head)
+    paths = release(folder, made)
     if json:
         typer.echo(record.to_json())
         return
@@ -239,10 +247,10 @@ def audit(
     Finished attacks are kept in the output folder: the same command goes on where it stopped.
     """
     from immunis.card import render
+    from immunis.files import release
     from immunis.lineup import audit_recipe as run
     from immunis.plan import hardware_of
     from immunis.recipes import load_recipe
-    from immunis.records import check_folder, make_folder, write_text
     from immunis.tables import (
         audit_table,
         models_table,
@@ -253,7 +261,7 @@ def audit(
     )
 
     chosen = load_recipe(recipe)
-    folder = make_folder(check_folder(output or f"immunis-runs/{chosen.name}-audit"))
+    folder = _folder(output or f"immunis-runs/{chosen.name}-audit")
     resume = f"finished attacks are kept in {folder}; the same command goes on from there."
     with _bar(f"audit {chosen.name}", json, resume) as bar:
         result = run(
@@ -269,8 +277,8 @@ def audit(
             hardware=hardware_of({"device": device, "precision": precision}),
             progress=bar,
         )
-    path = result.record.save(folder / "record.json")
-    page = write_text(folder / "card.html", render(result.record))
+    made = {"record.json": result.record.to_file(), "card.html": render(result.record)}
+    paths = release(folder, made)
     if json:
         typer.echo(result.to_json())
         return
@@ -295,7 +303,7 @@ def audit(
     )
     if not f["disjoint"]["checked"]:
         out.print("Not checked: whether the attacker's data is disjoint from the defender's.")
-    _where(path, page)
+    _where(*paths)
 
 
 @app.command()
@@ -332,9 +340,8 @@ def figures(
 ) -> None:
     """Draw the figures of records, as a paper would print them: PDF, and PNG to look at."""
     from immunis.gallery import write_figures
-    from immunis.records import check_folder
 
-    folder = check_folder(output or records[0].parent / "figures")
+    folder = _folder(output or str(records[0].parent / "figures"))
     with _bar("figures", False):
         write_figures(records, folder)
     _where(folder)
@@ -363,7 +370,6 @@ def reproduce(
     Finished runs are kept in the output folder: the same command goes on where it stopped.
     """
     from immunis.errors import unknown
-    from immunis.records import check_folder
     from immunis.reproduce import EXPERIMENTS
     from immunis.reproduce import reproduce as run
     from immunis.reproduce.digits import read_pairs
@@ -374,7 +380,7 @@ def reproduce(
         raise unknown("experiment", experiment, EXPERIMENTS)
     chosen = None if pairs is None else read_pairs(pairs)
     name = f"{experiment}-quick" if quick else experiment
-    folder = check_folder(output or f"immunis-runs/reproduce-{name}")
+    folder = _folder(output or f"immunis-runs/reproduce-{name}")
     resume = f"finished runs are kept in {folder}; the same command goes on from there."
     with _bar(f"reproduce {name}", json, resume) as bar:
         record = run(
@@ -406,22 +412,19 @@ def demo(
     from immunis import figures
     from immunis.card import render
     from immunis.demo import demo as run
-    from immunis.records import check_folder, make_folder, write_bytes, write_text
+    from immunis.files import release
     from immunis.tables import demo_table
 
-    folder = check_folder(output or "immunis-runs/demo")
+    folder = _folder(output or "immunis-runs/demo")
     with _bar("demo", json) as bar:
         record = run(seed, bar)
         card = render(record)
-    make_folder(folder)
-    paths = [
-        record.save(folder / "record.json"),
-        *(
-            write_bytes(folder / f"{name}.png", getattr(figures, name)(record))
-            for name in ("overview", "spectra", "norm_ratios")
-        ),
-        write_text(folder / "card.html", card),
-    ]
+    drawn = ("overview", "spectra", "norm_ratios")
+    paths = release(folder, {
+        "record.json": record.to_file(),
+        **{f"{name}.png": getattr(figures, name)(record) for name in drawn},
+        "card.html": card,
+    })  # fmt: skip
     if json:
         typer.echo(record.to_json())
         return
@@ -471,7 +474,8 @@ def main() -> None:
     """Entry point: no traceback for a user's mistake."""
     warnings.showwarning = _show_warning
     try:
-        app()
+        with held:
+            app()
     except ImmunisError as error:
         err.print(f"error: {error}", style="red", markup=False, highlight=False)
         sys.exit(2 if isinstance(error, ValueError) else 1)

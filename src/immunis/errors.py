@@ -32,6 +32,10 @@ class OutputError(ImmunisError, RuntimeError):
     """A file or folder that cannot be written."""
 
 
+class LostProcessError(ImmunisError, RuntimeError):
+    """Another process of a distributed run has ended before its time."""
+
+
 class RankWarning(UserWarning):
     """A Gram matrix is rank-deficient, so its figures describe a subspace only."""
 

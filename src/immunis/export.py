@@ -16,12 +16,14 @@ from safetensors.torch import save
 from torch import nn
 
 from immunis._version import __version__
+from immunis.features import tensors_digest
+from immunis.files import release
 from immunis.modelcard import model_card
-from immunis.records import Record, make_folder, write_bytes, write_text
+from immunis.records import Record
 
 
 def weights(model: nn.Module, record: Record | None = None) -> bytes:
-    """A model's state as safetensors, with what made it in the metadata block."""
+    """A model's state as safetensors, with a checksum and what made it in the metadata block."""
     metadata = {"format": "pt", "immunis": __version__}
     if record is not None:
         metadata |= {
@@ -35,7 +37,7 @@ def weights(model: nn.Module, record: Record | None = None) -> bytes:
         tensor = tensor.detach().cpu().contiguous()
         state[name] = tensor.clone() if tensor.data_ptr() in shared else tensor
         shared.add(tensor.data_ptr())
-    return save(state, metadata)
+    return save(state, {**metadata, "checksum": tensors_digest(state)})
 
 
 def config(model: nn.Module, record: Record | None = None) -> dict[str, Any]:
@@ -70,17 +72,20 @@ def config(model: nn.Module, record: Record | None = None) -> dict[str, Any]:
     return {"architectures": [type(model).__name__], "library": "torch"}
 
 
+def files(model: nn.Module, record: Record) -> dict[str, bytes | str]:
+    """The files of a Hugging Face style folder, by name."""
+    return {
+        "model.safetensors": weights(model, record),
+        "config.json": json.dumps(config(model, record), indent=2, default=str) + "\n",
+        "README.md": model_card(record),
+        "record.json": record.to_file(),
+    }
+
+
 def export(model: nn.Module, record: Record, folder: str | Path) -> list[Path]:
-    """Write a model as a Hugging Face style folder and return the files.
+    """Write a model as a Hugging Face style folder, with checksums, and return the files.
 
     Raises:
-        OutputError: if the folder cannot be written.
+        OutputError: if the folder cannot be written; what was there before is left whole.
     """
-    place = make_folder(folder)
-    settings = json.dumps(config(model, record), indent=2, default=str)
-    return [
-        write_bytes(place / "model.safetensors", weights(model, record)),
-        write_text(place / "config.json", settings + "\n"),
-        write_text(place / "README.md", model_card(record)),
-        record.save(place / "record.json"),
-    ]
+    return release(folder, files(model, record))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -307,9 +307,15 @@ def _stages(whole: Cut, example: Tensor) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 def state_digest(model: nn.Module) -> str:
-    """Hash of a model's whole state: names, and every bit of every tensor."""
+    """Hash of a model's whole state."""
+    return tensors_digest(model.state_dict())
+
+
+def tensors_digest(state: Mapping[str, Tensor]) -> str:
+    """Hash of named tensors: names, types, shapes, and every bit."""
     total = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(state.items()):
         raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        total.update(name.encode() + raw.tobytes())
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(raw.data)
     return total.hexdigest()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from immunis.errors import InputError
 from immunis.figures import Draw, figures_of
-from immunis.records import Record, make_folder, write_bytes
+from immunis.files import release
+from immunis.records import Record
 from immunis.reproduce import figures as reproduced
 from immunis.views import complete
 
@@ -45,8 +46,7 @@ def write_figures(paths: Sequence[str | Path], folder: str | Path) -> list[Path]
             for figure, draw in drawings(record).items()
             for kind in ("png", "pdf")
         }
-    place = make_folder(folder)
-    return [write_bytes(place / name, content) for name, content in made.items()]
+    return release(folder, made)
 
 
 def _names(paths: Sequence[str | Path]) -> list[str]:

@@ -18,16 +18,16 @@ from immunis import checkpoints
 from immunis._version import __version__
 from immunis.audit import Audit, audit
 from immunis.datasets import Tasks
-from immunis.errors import RankWarning, unknown
+from immunis.errors import InputError, RankWarning, unknown
 from immunis.export import weights
 from immunis.features import cut, state_digest
+from immunis.files import make_folder, write_bytes
 from immunis.immunize import Immunized, immunize
 from immunis.networks import load_weights
 from immunis.objectives.base import supervised_only
 from immunis.plan import Hardware, training_of
 from immunis.processes import rank
 from immunis.recipes import Recipe
-from immunis.records import make_folder, write_bytes
 from immunis.sweeps import key_of
 from immunis.training import fit
 
@@ -51,8 +51,7 @@ def original(
         __version__, recipe.model, recipe.pretrain, tasks.primary.train.identity(), recipe.seed
     )
     path = None if store is None else store / f"original-{key[:16]}.safetensors"
-    if path is not None and path.exists():
-        load_weights(model, path)
+    if _kept(model, path):
         return model
     whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs)
     place = None if store is None else store / f"pretraining-{key[:16]}"
@@ -119,9 +118,7 @@ def variants(
         stem = f"{table['name']}-{seed}-{key[:16]}"
         path = None if store is None else store / f"{stem}.safetensors"
         fresh = copy.deepcopy(model)
-        if path is not None and path.exists():
-            load_weights(fresh, path)
-        else:
+        if not _kept(fresh, path):
             result = defended(
                 recipe, table, model, tasks, seed=seed, hardware=hardware, progress=progress
             )
@@ -132,6 +129,18 @@ def variants(
                 record.save(path.with_suffix(".json"))
         found.append(fresh.cpu().eval())
     return found
+
+
+def _kept(model: nn.Module, path: Path | None) -> bool:
+    """Load a network that was kept; False where there is none, or (which is said) a damaged one."""
+    if path is None or not path.exists():
+        return False
+    try:
+        load_weights(model, path)
+    except InputError as error:
+        warnings.warn(f"{error} The network is trained again.", stacklevel=3)
+        return False
+    return True
 
 
 def audit_recipe(

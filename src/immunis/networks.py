@@ -5,14 +5,17 @@ And a small one trained on the spot, to have something to defend when none is at
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 
 from immunis.errors import InputError, SettingsError
+from immunis.features import tensors_digest
 from immunis.tasks import Task
 
 LIBRARIES = ("timm", "torchvision", "transformers")
@@ -101,27 +104,45 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     Raises:
         InputError: for a file that cannot be read, or is of another model.
     """
-    import pickle
-
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = Path(path)
-    try:
-        if path.suffix == ".safetensors":
-            state: Any = load_file(path)
-        else:
+    if path.suffix == ".safetensors":
+        state: Any = read_tensors(path)
+    else:
+        try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            state = state.get("state_dict", state) if isinstance(state, dict) else state
-    except FileNotFoundError as error:
-        raise InputError(f"cannot read weights {path}: no such file.") from error
-    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise InputError(f"weights {path} cannot be read: {str(error)[:200]}") from error
+        except FileNotFoundError as error:
+            raise InputError(f"cannot read weights {path}: no such file.") from error
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+            raise InputError(f"weights {path} cannot be read: {str(error)[:200]}") from error
+        state = state.get("state_dict", state) if isinstance(state, dict) else state
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"weights {path} are of another model: {reason}") from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file, and compare it with its checksum where it has one of ours.
+
+    Raises:
+        InputError: for a file that is missing, damaged, or no safetensors.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            expected = (file.metadata() or {}).get("checksum")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise InputError(f"cannot read weights {path}: no such file.") from error
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        reason = f"it is not a safetensors file ({str(error)[:200]})"
+        raise InputError(f"weights {path} cannot be read: {reason}.") from error
+    if expected is not None and expected != tensors_digest(tensors):
+        raise InputError(
+            f"weights {path} do not match their checksum: the file was damaged or edited after it "
+            "was written. Fetch it again, or make it again."
+        )
+    return tensors
 
 
 def pretrained_mlp(

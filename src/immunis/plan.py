@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 from immunis.errors import SettingsError
-from immunis.processes import leave
+from immunis.processes import leave, watch
 from immunis.settings import check, require
 
 
@@ -141,6 +141,8 @@ class Hardware:
         strategy: Any = self.strategy
         if strategy == "ddp":  # buffers are equal everywhere: frozen, or updated on one device
             strategy = DDPStrategy(broadcast_buffers=False)
+        if self.devices * self.nodes > 1:
+            watch()
         try:
             fabric = Fabric(
                 accelerator=self.device,

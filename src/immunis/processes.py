@@ -1,4 +1,4 @@
-"""Sums over the processes of a distributed run, with gradients.
+"""The processes of a distributed run: sums over them, with gradients, and what if one dies.
 
 A regularizer of a Gram matrix is no mean over samples, so averaging the gradients of
 per-process values would be wrong. The Gram itself is summed, every process computes the same
@@ -9,12 +9,30 @@ the gradient of one process that held the joined batch.
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from immunis.errors import LostProcessError
+
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")  # set by whatever starts processes
+_BROKEN = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
+_LOST = (
+    "a process of this run has ended before the others, so the run is over ({}). The same command "
+    "with --resume goes on from the last checkpoint, also with another number of processes."
+)
+_POLL, _GRACE = 0.5, 3.0  # seconds
+_WATCH = "immunis-watch"
 
 
 def world() -> int:
@@ -25,6 +43,69 @@ def world() -> int:
 def rank() -> int:
     """Number of this process, from 0."""
     return dist.get_rank() if world() > 1 else 0
+
+
+def first() -> bool:
+    """Whether this is the process that writes results, also before a run is joined."""
+    if world() > 1:
+        return rank() == 0
+    return all(os.environ.get(name, "0") == "0" for name in RANKS)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Say in plain words that a sum failed because another process is gone.
+
+    Raises:
+        LostProcessError: in place of what the communication library raised.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if world() > 1 and _BROKEN.search(str(error)):
+            reason = " ".join(str(error).split())[-200:]
+            raise LostProcessError(_LOST.format(reason)) from error
+        raise
+
+
+def watch() -> None:
+    """End this process when the one that started it, or one that it started, has died.
+
+    A sum that waits for a dead process may wait for ever, in code that nothing can interrupt.
+    So a thread looks on: it lets the main thread speak first, then says why and ends. Takes
+    the place of Lightning's own observer, which ends without a word.
+    """
+    parent = os.getppid()
+
+    def look() -> None:
+        while True:
+            time.sleep(_POLL)
+            children = _children()
+            dead = [child for child in children if child.poll()]
+            if os.getppid() == parent and not dead:
+                continue
+            time.sleep(_GRACE)
+            for child in children:
+                child.kill()
+            which = f"process {dead[0].pid} with code {dead[0].returncode}" if dead else "the first"
+            sys.stderr.write(f"error: {_LOST.format(which)}\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+    if not any(thread.name == _WATCH for thread in threading.enumerate()):
+        threading.Thread(target=look, name=_WATCH, daemon=True).start()
+
+
+_started: list[Any] = []
+
+
+def _children() -> list[Any]:
+    """Processes that Lightning started from this one; its observer is sent home."""
+    for thread in threading.enumerate():
+        if thread.name == "child-process-observer" and getattr(thread, "_child_processes", None):
+            _started.extend(thread._child_processes)  # type: ignore[attr-defined]
+            thread._child_processes = []  # type: ignore[attr-defined]
+    return _started
 
 
 def leave() -> None:

@@ -8,13 +8,10 @@ them) and come back as floats.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
-import os
 import platform
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from immunis.errors import InputError, OutputError
+from immunis.errors import InputError
+from immunis.files import checksum, sealed, unsealed, write_text
 
 SCHEMA = 1
 PACKAGES = ("immunis", "torch", "numpy", "scipy", "scikit-learn")
@@ -59,23 +57,22 @@ class Record:
 
     def digest(self) -> str:
         """SHA-256 of the record's JSON."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        return checksum(self.to_dict())
+
+    def to_file(self) -> str:
+        """Return what ``save`` writes: JSON with the record's digest as checksum."""
+        return sealed(self.to_dict())
 
     def save(self, path: str | Path) -> Path:
-        """Write the record, whole or not at all."""
-        return write_text(path, self.to_json() + "\n")
+        """Write the record with its digest as checksum, whole or not at all."""
+        return write_text(path, self.to_file())
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
-        """Read a record back; refuses other files and newer schemas."""
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"cannot read record {path}: {error.strerror}.") from error
-        except ValueError as error:
-            raise InputError(f"{path} is not JSON ({error}); expected a record.") from error
+        """Read a record back; refuses other files, damaged ones and newer schemas."""
+        values = unsealed(path, "record")
         known = {f.name for f in dataclasses.fields(cls)}
-        if not isinstance(values, dict) or not {"kind", "name", "figures", "schema"} <= set(values):
+        if not {"kind", "name", "figures", "schema"} <= set(values):
             raise InputError(f"{path} is not an immunis record: it lacks kind, name or figures.")
         schema = values["schema"]
         if not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
@@ -136,61 +133,3 @@ def source_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
-
-
-def check_folder(path: str | Path) -> Path:
-    """Refuse an output folder that could not be written to, before work begins; make nothing."""
-    folder = Path(path)
-    if "\0" in str(path):
-        raise OutputError(f"output folder {str(path)!r} holds a NUL character.")
-    try:
-        place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        good = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-    except OSError as error:
-        raise OutputError(f"cannot use {folder} as output folder: {error.strerror}.") from error
-    if not good:
-        raise OutputError(
-            f"cannot write to output folder {folder}: {place} is not a folder this user may write "
-            "to. Choose another with --output, or change its permissions."
-        )
-    return folder
-
-
-def make_folder(path: str | Path) -> Path:
-    """Create an output folder and prove that it can be written to."""
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to output folder {folder}: {error.strerror}. Choose another with "
-            "--output, or change its permissions."
-        ) from error
-    return folder
-
-
-def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file under a temporary name, then rename it into place."""
-    return write_bytes(path, text.encode())
-
-
-def write_bytes(path: str | Path, content: bytes) -> Path:
-    """Write a file under a temporary name, then rename it into place."""
-    path = Path(path)
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}.") from error
-    return path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import Any
 
 import torch
 
-from immunis.errors import SettingsError
-from immunis.records import make_folder, write_text
+from immunis.errors import InputError, SettingsError
+from immunis.files import make_folder, sealed, unsealed, write_text
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def sweep(
     def keep(key: str, result: Any) -> None:
         results[key] = result
         if store is not None and lasting(result):
-            write_text(store / f"{key}.json", json.dumps(result))
+            write_text(store / f"{key}.json", sealed({"result": result}))
         progress(jobs[key].label, len(results) / len(jobs))
 
     if workers == 1 and cluster is None:
@@ -97,17 +98,18 @@ def _run(key: str, job: Job) -> tuple[str, Any]:
 def _finished(
     store: Path, jobs: Mapping[str, Job], lasting: Callable[[Any], bool]
 ) -> dict[str, Any]:
-    """Results kept earlier; what is damaged or not lasting is run again."""
+    """Results kept earlier; what is damaged (which is said) or not lasting is run again."""
     found = {}
     for key in jobs:
         path = store / f"{key}.json"
         if path.exists():
             try:
-                result = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:
+                values = unsealed(path, "finished job")
+            except InputError as error:
+                warnings.warn(f"{error} It is run again.", stacklevel=3)
                 continue
-            if lasting(result):
-                found[key] = result
+            if "result" in values and lasting(values["result"]):
+                found[key] = values["result"]
     return found
 
 

@@ -28,7 +28,7 @@ from immunis.heldout import HeldOut, merit
 from immunis.objectives.base import Objective
 from immunis.outputs import fitting, logits_of
 from immunis.plan import Hardware, Training
-from immunis.processes import rank, summed, world
+from immunis.processes import rank, summed, together, world
 from immunis.streams import Stream, augmented, held_out
 from immunis.taps import Tapped
 from immunis.tasks import Task
@@ -61,6 +61,7 @@ class Fit:
     notes: list[str] = field(default_factory=list)
 
 
+@together()
 def fit(
     cut: Cut,
     objective: Objective,
@@ -96,6 +97,7 @@ def fit(
     Raises:
         InputError: for a model or data that cannot be used, or a foreign checkpoint.
         NumericalError: if a loss is not finite; the last good checkpoint is kept.
+        LostProcessError: if another process of the run has died.
     """
     began = time.perf_counter()
     hardware = hardware or Hardware()

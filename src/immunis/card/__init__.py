@@ -14,8 +14,9 @@ from immunis import figures, statements, views
 from immunis.card import charts
 from immunis.comparison import compare
 from immunis.errors import InputError
+from immunis.files import publish
 from immunis.modelcard import model_card
-from immunis.records import Record, write_text
+from immunis.records import Record
 from immunis.tables import (
     audit_table,
     class_table,
@@ -79,7 +80,7 @@ def write_card(path: str | Path, *records: Record) -> Path:
     make = kinds.get(Path(path).suffix.lower())
     if make is None:
         raise InputError(f"{path}: a card is a page (.html) or a model card (.md); name it so.")
-    return write_text(path, make(*records))
+    return publish(path, make(*records))
 
 
 def _audit(record: Record) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from immunis.datasets.common import Tasks, data_file
 from immunis.errors import InputError
-from immunis.records import write_text
+from immunis.files import write_text
 from immunis.tasks import Task
 
 NAME = "house_prices/train.csv"

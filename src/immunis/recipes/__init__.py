@@ -24,7 +24,7 @@ from immunis.attacks import GROUPS, select
 from immunis.datasets import Tasks
 from immunis.errors import InputError, SettingsError, unknown
 from immunis.methods import METHODS, Method, get_method
-from immunis.networks import LIBRARIES, named_network, pretrained_mlp
+from immunis.networks import LIBRARIES, named_network, pretrained_mlp, read_tensors
 from immunis.plan import training_of
 from immunis.settings import check, fits
 from immunis.tasks import Task
@@ -271,15 +271,7 @@ def _check_audit(audit: dict[str, Any], training: Mapping[str, Any], path: Path)
 
 
 def _read_layer(path: Path) -> nn.Linear:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors = load_file(path)
-    except FileNotFoundError as error:
-        raise InputError(f"cannot read weights {path}: no such file.") from error
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} is not a safetensors file: {error}.") from error
+    tensors = read_tensors(path)
     weight = tensors.get("weight")
     if weight is None or weight.ndim != 2:
         raise InputError(
