@@ -1,0 +1,117 @@
+"""What the tests of faults run in processes of their own, forked from one that is warm.
+
+Importing torch takes seconds, so a server process imports this module once and forks for every
+trial: a trial costs what its own work costs.
+"""
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from immunis import Record, cli
+from immunis.files import release
+from immunis.sweeps import Job, key_of, sweep
+
+for name in ("card", "defend", "export", "lineup", "recipes", "tables", "training"):
+    importlib.import_module(f"immunis.{name}")  # the commands import them late
+for name in ("lightning.fabric", "sklearn.linear_model", "torch.utils.tensorboard"):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
+torch.set_num_threads(1)
+
+DATA = "[data]\nsource = 'npz'\nprimary = 'p.npz'\nharmful = 'h.npz'\n"
+TRAINING = (
+    "[model]\nnetwork = [8, 6]\n[pretrain]\nsteps = 3\nbatch = 16\nevaluate = 3\n"
+    "[training]\nsteps = 5\nbatch = 16\nharmful_batch = 24\nevaluate = 5\nrate = 0.01\n"
+)
+RECIPES = {
+    "linear": DATA + "[method]\nname = 'frontier'\n",
+    "network": DATA + TRAINING + "[method]\nname = 'probe'\n",
+    "audit": DATA + TRAINING + "[audit]\nattacks = ['ridge', 'knn']\nseeds = 1\nbudget = 3\n"
+    "[[audit.methods]]\nname = 'probe'\n",
+}
+COMMANDS = {
+    "linear": ["immunize", "linear.toml"],
+    "network": ["immunize", "network.toml", "--resume"],
+    "audit": ["audit", "audit.toml"],
+    "sweep": None,
+}
+
+
+def server():
+    """A context whose processes are forked from a warm one."""
+    context = multiprocessing.get_context("forkserver")
+    paths = [str(Path(__file__).parent), str(Path(cli.__file__).parents[1])]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
+    context.set_forkserver_preload(["faulty"])
+    return context
+
+
+def write_recipes(folder, seed):
+    """Two small tasks and recipes on them."""
+    rng = np.random.default_rng(5)
+    for name in "ph":
+        x, y = rng.normal(size=(80, 6)), np.arange(80) // 2 % 2
+        np.savez(
+            folder / f"{name}.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:]
+        )
+    for name, text in RECIPES.items():
+        (folder / f"{name}.toml").write_text(f"seed = {seed}\n{text}")
+
+
+def square(number):
+    time.sleep(0.005)
+    return {"square": number**2, "root": number**0.5}
+
+
+def run_sweep(folder):
+    jobs = {key_of(n): Job(square, (n,)) for n in range(12)}
+    found = sweep(jobs, folder=folder / "jobs")
+    record = Record("sweep", "squares", {"results": list(found.values())})
+    release(folder, {"record.json": record.to_file()})
+
+
+def run(what, folder, log, die_at=None, largest=None):
+    """Run a command in the folder above its output.
+
+    It dies at its n-th write if asked to, or finds the disk full after so many bytes a file.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
+    os.chdir(Path(folder).parent)
+    if die_at is not None:
+        _die_at(die_at)
+    if largest is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+    if COMMANDS[what] is None:
+        with cli.held:
+            run_sweep(cli._folder(folder))
+        return
+    sys.argv = ["immunis", *COMMANDS[what], "--output", str(folder), "--json"]
+    cli.main()
+
+
+def _die_at(number):
+    """Kill this process as it begins its n-th call that changes what is on disk."""
+    left = [number]
+
+    def dying(call):
+        def wrapper(*arguments, **more):
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            return call(*arguments, **more)
+
+        return wrapper
+
+    for name in ("fsync", "replace", "rmdir", "unlink"):
+        setattr(os, name, dying(getattr(os, name)))
