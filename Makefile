@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 EXTRAS := .venv-extras
 
-.PHONY: demo test test-extras lint docs bench clean
+.PHONY: demo test test-extras faults lint docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/immunis demo
@@ -18,6 +18,10 @@ test: $(VENV)/installed-dev
 # What needs timm, torchvision and transformers: an environment of its own (several GB).
 test-extras: $(EXTRAS)/installed
 	$(EXTRAS)/bin/pytest -n 2 tests/extras tests/test_examples.py
+
+# Every write is killed once and every command 60 times; torchrun too. make test does a part of it.
+faults: $(VENV)/installed-dev
+	IMMUNIS_KILLS=240 $(BIN)/pytest tests/test_faults.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -17,9 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from immunis import Record, cli
+from deep import small_net, tasks
+from immunis import LostProcessError, Record, cli
+from immunis.features import cut
 from immunis.files import release
+from immunis.methods import get_method
+from immunis.plan import Hardware, Training
 from immunis.sweeps import Job, key_of, sweep
+from immunis.training import fit
 
 for name in ("card", "defend", "export", "lineup", "recipes", "tables", "training"):
     importlib.import_module(f"immunis.{name}")  # the commands import them late
@@ -98,6 +103,40 @@ def run(what, folder, log, die_at=None, largest=None):
         return
     sys.argv = ["immunis", *COMMANDS[what], "--output", str(folder), "--json"]
     cli.main()
+
+
+STEPS = 6
+
+
+def train(rank, port, folder, processes, die_at=None, resume=False):
+    """Train a small network as one of several processes; the last one dies at a step if asked."""
+    if processes > 1:
+        os.environ.update(
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(processes),
+            RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(processes), GROUP_RANK="0",
+            ROLE_RANK=str(rank), ROLE_WORLD_SIZE=str(processes), TORCHELASTIC_RUN_ID="test",
+        )  # fmt: skip
+    primary, harmful = tasks()
+    whole = cut(small_net(), primary.train.first(2), 4)
+    method = get_method("probe")
+    training = Training(
+        steps=STEPS, batch=48, harmful_batch=96, rate=1e-3, optimizer="sgd", evaluate=3
+    )
+
+    def progress(what, share):
+        if die_at is not None and rank == processes - 1 and share >= die_at / STEPS:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        result = fit(
+            whole, method.objective(method.configure({}, network=True), whole), primary, harmful,
+            training, Hardware(devices=processes, strategy="ddp" if processes > 1 else "auto"),
+            folder=folder, resume=resume, progress=progress,
+        )  # fmt: skip
+    except LostProcessError as error:
+        (Path(folder) / f"said-{rank}").write_text(str(error))
+        sys.exit(1)
+    torch.save((result.model.state_dict(), result.history), f"{folder}/model{rank}.pt")
 
 
 def _die_at(number):

@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -362,3 +365,89 @@ def test_a_saved_record_is_json_with_its_digest(tmp_path):
     values = json.loads(record.save(tmp_path / "r.json").read_text())
     assert values.pop("checksum") == record.digest() == Record.load(tmp_path / "r.json").digest()
     assert values == record.to_dict()
+
+
+def train(nursery, folder, processes, seconds=60, **more):
+    """Train in that many processes; return their exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = [(rank, port, str(folder), processes) for rank in range(processes)]
+    started = [
+        nursery.context.Process(target=faulty.train, args=each, kwargs=more) for each in arguments
+    ]
+    for process in started:
+        process.start()
+    deadline = time.monotonic() + seconds
+    for process in started:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.join()
+    return [process.exitcode for process in started]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+def test_a_dead_process_ends_the_run_and_any_number_of_them_resume_it(
+    nursery, tmp_path, before, after
+):
+    straight, broken = (make_folder(tmp_path / name) for name in ("straight", "broken"))
+    assert train(nursery, straight, 1) == [0]
+    died = train(nursery, broken, before, die_at=5)
+    assert died == [1, -signal.SIGKILL][2 - before :]
+    if before == 2:
+        said = (broken / "said-0").read_text()
+        assert "ended before the others" in said and "--resume" in said
+    assert checkpoints.read(broken / checkpoints.NAME)["step"] == 4
+    assert train(nursery, broken, after, resume=True) == [0] * after
+    one, two = (torch.load(place / "model0.pt", weights_only=True) for place in (straight, broken))
+    assert [row["step"] for row in two[1]] == [row["step"] for row in one[1]]
+    for key in one[0]:
+        assert torch.allclose(one[0][key].float(), two[0][key].float(), atol=2e-5), key
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        ["-m", "immunis.cli"],
+        pytest.param(
+            [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node=2",
+                "-m",
+                "immunis.cli",
+            ],
+            marks=pytest.mark.skipif(KILLS <= 60, reason="make faults"),
+        ),
+    ],
+    ids=["devices", "torchrun"],
+)
+def test_a_command_on_two_devices_ends_when_one_process_dies(tmp_path, start):
+    faulty.write_recipes(tmp_path, 0)
+    recipe = tmp_path / "network.toml"
+    recipe.write_text(recipe.read_text().replace("steps = 5", "steps = 100000"))
+    command = [
+        *(sys.executable, *start, "immunize", str(recipe), "-o", str(tmp_path / "out")),
+        *("--devices", "2", "--strategy", "ddp"),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while not list((tmp_path / "out" / "training").glob("events.out.*")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(0.5)
+        children = subprocess.run(
+            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+        )
+        os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert "ended before the others" in " ".join(said.split()) or "SIGKILL" in said
+    with hold(tmp_path / "out"):  # nobody is left who holds it
+        pass

@@ -63,8 +63,8 @@ def together() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if world() > 1 and _BROKEN.search(str(error)):
-            reason = " ".join(str(error).split())[-200:]
-            raise LostProcessError(_LOST.format(reason)) from error
+            reason = re.sub(r"^\[.*?\] ", "", str(error)).split(". ")[0]
+            raise LostProcessError(_LOST.format(reason[:200])) from error
         raise
 
 
