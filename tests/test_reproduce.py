@@ -412,10 +412,11 @@ def test_a_missing_table_names_the_hash_and_how_to_get_it(tmp_path, monkeypatch)
 
     monkeypatch.setattr("sklearn.datasets.fetch_openml", offline)
     with pytest.raises(InputError, match=f"{SHA256}.*OpenML failed too: no network"):
-        find_or_fetch()
-    with pytest.raises(InputError, match="looked for") as error:
-        find_or_fetch(tmp_path / "nowhere")
-    assert "OpenML" not in str(error.value)  # who names a folder gets that folder
+        find_or_fetch(fetch=True)
+    for unasked in (lambda: find_or_fetch(), lambda: find_or_fetch(tmp_path / "nowhere", True)):
+        with pytest.raises(InputError, match="looked for.*--fetch") as error:
+            unasked()
+        assert "failed too" not in str(error.value)  # who names a folder gets that folder
 
 
 def test_the_table_is_fetched_once_and_kept(house_folder, tmp_path, monkeypatch):
@@ -429,7 +430,7 @@ def test_the_table_is_fetched_once_and_kept(house_folder, tmp_path, monkeypatch)
         return types.SimpleNamespace(frame=types.SimpleNamespace(to_csv=lambda **_: text))
 
     monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
-    assert released_split(find_or_fetch()).primary.input_shape == (79,)
+    assert released_split(find_or_fetch(fetch=True)).primary.input_shape == (79,)
     assert released_split(find_or_fetch()).harmful.kind == "regression"
     assert asked == [42165]
 

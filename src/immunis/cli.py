@@ -363,6 +363,9 @@ def reproduce(
     cluster: Annotated[
         str | None, typer.Option(help="Ray cluster: ray://HOST:PORT, or local. Extra: cluster.")
     ] = None,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Get House Prices from OpenML where no file is found.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run the paper's linear experiments again, beside what it printed and what it should be.
@@ -385,7 +388,7 @@ def reproduce(
     with _bar(f"reproduce {name}", json, resume) as bar:
         record = run(
             experiment, data, quick=quick, seeds=seeds, pairs=chosen, workers=workers,
-            cluster=cluster, folder=folder / "runs", progress=bar,
+            cluster=cluster, folder=folder / "runs", fetch=fetch, progress=bar,
         )  # fmt: skip
     paths = write(record, folder)
     if json:

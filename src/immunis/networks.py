@@ -5,8 +5,11 @@ And a small one trained on the spot, to have something to defend when none is at
 
 from __future__ import annotations
 
+import os
 import pickle
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,9 @@ from immunis.errors import InputError, SettingsError
 from immunis.features import tensors_digest
 from immunis.tasks import Task
 
+FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+WORD = re.compile(r"[\w-]{1,100}")
+LOADING = ("checkpoint_path", "trust_remote_code", "state_dict", "cache_dir", "code_revision")
 LIBRARIES = ("timm", "torchvision", "transformers")
 
 
@@ -49,7 +55,8 @@ def named_network(
         InputError: where weights do not fit.
     """
     more = dict(options or {})
-    with torch.random.fork_rng(devices=[]):
+    _check_options(library, more)
+    with _weights_only(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             if library == "timm":
@@ -76,14 +83,44 @@ def named_network(
     return model.eval()
 
 
+def _check_options(library: str, options: Mapping[str, Any]) -> None:
+    """Let numbers and plain words through to a library, and nothing that loads or runs a file."""
+    for key, value in options.items():
+        plain = all(
+            isinstance(one, int | float) or (isinstance(one, str) and WORD.fullmatch(one))
+            for one in (value if isinstance(value, list | tuple) else [value])
+        )
+        if not plain or key in LOADING or key.startswith(("pretrained", "weights")):
+            raise SettingsError(
+                f"options of {library}: {key}={str(value)[:60]!r} is refused; expected numbers, "
+                "true or false, or plain words, that load and run nothing."
+            )
+
+
+@contextmanager
+def _weights_only() -> Iterator[None]:
+    """Make every ``torch.load``, also a library's own, refuse to unpickle objects."""
+    before = os.environ.get(FORCE)
+    os.environ[FORCE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[FORCE]
+        else:
+            os.environ[FORCE] = before
+
+
 def _transformers(name: str, classes: int, pretrained: bool, options: dict[str, Any]) -> nn.Module:
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     if pretrained:
         return AutoModelForSequenceClassification.from_pretrained(
-            name, num_labels=classes, use_safetensors=True, **options
+            name, num_labels=classes, use_safetensors=True, trust_remote_code=False, **options
         )
-    config = AutoConfig.from_pretrained(name, num_labels=classes, **options)
+    config = AutoConfig.from_pretrained(
+        name, num_labels=classes, trust_remote_code=False, **options
+    )
     return AutoModelForSequenceClassification.from_config(config)
 
 

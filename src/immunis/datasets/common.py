@@ -9,6 +9,8 @@ from typing import NamedTuple
 from immunis.errors import InputError
 from immunis.tasks import Task
 
+MOST_BYTES, MOST_RATIO = 1 << 30, 100  # that a packed file may unpack to: the larger of the two
+
 
 class Tasks(NamedTuple):
     """The tasks of one experiment.
@@ -21,6 +23,16 @@ class Tasks(NamedTuple):
     harmful: Task
     attacker: Task
     transfer: tuple[Task, ...] = ()
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Refuse a file that unpacks to far more than its own size, before it fills the memory."""
+    most = max(MOST_BYTES, MOST_RATIO * path.stat().st_size)
+    if size > most:
+        raise InputError(
+            f"{path} unpacks to {size:,} bytes or more from {path.stat().st_size:,}; at most "
+            f"{most:,} are accepted, lest it fill the memory. If it is yours, save it unpacked."
+        )
 
 
 def data_folder(name: str, folder: str | Path | None) -> Path:

@@ -23,7 +23,7 @@ SHA256 = "1e18addf81e5e4d347cc17ee6075bbe4a42b7fa26b9e5b063e8f692a5f929d41"
 HOW = (
     "Download train.csv of the Kaggle competition 'house-prices-advanced-regression-techniques' "
     f"(sha256 {SHA256}) and put it there, or point --data or $IMMUNIS_DATA at the folder that "
-    "holds house_prices/."
+    "holds house_prices/. 'immunis reproduce house-prices --fetch' gets it from OpenML."
 )
 OPENML, INPUTS, TRAIN, TEST = 42165, 79, 200, 300
 
@@ -79,10 +79,10 @@ def released_split(path: Path) -> Tasks:
     )
 
 
-def find_or_fetch(folder: str | Path | None = None) -> Path:
-    """Find the table, or fetch it from OpenML into ``~/.cache/immunis`` where there is none.
+def find_or_fetch(folder: str | Path | None = None, fetch: bool = False) -> Path:
+    """Find the table; where there is none and ``fetch`` asks for it, fetch it from OpenML.
 
-    Nothing is fetched where ``folder`` says where to look.
+    It goes into ``~/.cache/immunis``. Nothing is fetched where ``folder`` says where to look.
 
     Raises:
         InputError: naming the places searched, the expected hash, and why the fetch failed.
@@ -90,7 +90,7 @@ def find_or_fetch(folder: str | Path | None = None) -> Path:
     try:
         return data_file(NAME, folder, HOW)
     except InputError as missing:
-        if folder is not None:
+        if folder is not None or not fetch:
             raise
         try:
             return _fetch(Path.home() / ".cache" / "immunis" / NAME)

@@ -9,7 +9,10 @@ validation.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,13 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from immunis.datasets.common import check_unpacked
 from immunis.datasets.pictures import Images, Item, Scaling, decode, normalised
 from immunis.errors import InputError, SettingsError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"}
+ROW = 256  # bytes that a row takes in memory beside its image
+PACKED, MOST_MAT = 15, 1 << 26  # bytes of Stanford Cars' annotations, unpacked
 TEST_NAMES = ("test", "val", "valid", "validation")
 
 
@@ -80,30 +86,40 @@ def _folders(base: Path, classes: Sequence[str] | None) -> tuple[list[Item], Seq
 
 def _parquet(files: Sequence[Path]) -> list[Item]:
     import pyarrow
-    import pyarrow.parquet
 
     items: list[Item] = []
     for file in files:
         try:
-            table = pyarrow.parquet.read_table(file)
-        except (OSError, pyarrow.ArrowException) as error:
+            for row, (picture, label) in enumerate(_rows(file)):
+                content = picture.get("bytes") if isinstance(picture, dict) else picture
+                if not isinstance(content, bytes) or not isinstance(label, int):
+                    raise InputError(
+                        f"{file}, row {row}: expected image bytes and an integer label, got "
+                        f"{type(content).__name__} and {type(label).__name__}."
+                    )
+                items.append(Item(content, label, f"{file.name} row {row}"))
+        except (OSError, pyarrow.ArrowException, MemoryError) as error:
             raise InputError(f"{file} is not a readable parquet file: {error}.") from error
-        missing = {"image", "label"} - set(table.column_names)
+    return items
+
+
+def _rows(file: Path) -> Iterator[tuple[Any, Any]]:
+    """Rows of a parquet file, a few at a time: what it says of its sizes is not believed."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(file) as table:
+        names = table.schema_arrow.names
+        missing = {"image", "label"} - set(names)
         if missing:
             raise InputError(
-                f"{file} lacks column {' and '.join(sorted(missing))}; it has "
-                f"{', '.join(table.column_names)}. Expected image (bytes) and label (integer)."
+                f"{file} lacks column {' and '.join(sorted(missing))}; it has {', '.join(names)}. "
+                "Expected image (bytes) and label (integer)."
             )
-        pictures, labels = table["image"].to_pylist(), table["label"].to_pylist()
-        for row, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
-            content = picture.get("bytes") if isinstance(picture, dict) else picture
-            if not isinstance(content, bytes) or not isinstance(label, int):
-                raise InputError(
-                    f"{file}, row {row}: expected image bytes and an integer label, got "
-                    f"{type(content).__name__} and {type(label).__name__}."
-                )
-            items.append(Item(content, label, f"{file.name} row {row}"))
-    return items
+        size = 0
+        for batch in table.iter_batches(batch_size=64, columns=["image", "label"]):
+            size += batch.nbytes + ROW * batch.num_rows
+            check_unpacked(file, size)
+            yield from zip(batch["image"].to_pylist(), batch["label"].to_pylist(), strict=True)
 
 
 def _cars(base: Path, split: str) -> list[Item]:
@@ -117,6 +133,7 @@ def _cars(base: Path, split: str) -> list[Item]:
             f"{base} holds no {wanted}. It comes with Stanford Cars' devkit (the labels of the "
             "test images as a file of its own)."
         )
+    _check_mat(found[0])
     try:
         rows = loadmat(found[0], squeeze_me=True)["annotations"]
         named = [(str(row["fname"]), int(row["class"])) for row in np.atleast_1d(rows)]
@@ -127,6 +144,22 @@ def _cars(base: Path, split: str) -> list[Item]:
         if Path(name).name != name:
             raise InputError(f"{found[0]}: {name!r} is no plain file name.")
     return [Item(folder / name, label - 1, str(folder / name)) for name, label in named]
+
+
+def _check_mat(path: Path) -> None:
+    """Refuse a MATLAB file with a packed element that would unpack to fill the memory."""
+    content, place, size = path.read_bytes(), 128, 0
+    order = "<" if content[126:128] == b"IM" else ">"
+    while place + 8 <= len(content) and size <= MOST_MAT:
+        kind, length = struct.unpack_from(f"{order}II", content, place)
+        place += 8
+        if kind == PACKED:
+            with suppress(zlib.error):  # scipy says it better
+                packed = content[place : place + length]
+                size += len(zlib.decompressobj().decompress(packed, MOST_MAT + 1))
+        place += length
+    if max(size, len(content)) > MOST_MAT:
+        raise InputError(f"{path} holds more than {MOST_MAT:,} bytes; no such devkit does.")
 
 
 def _timm(name: str, split: str, size: int, scaling: Scaling, root: str | Path) -> Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import zlib
 from pathlib import Path
 
@@ -23,6 +24,7 @@ SHA256 = {  # of the unpacked files: packing may differ
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
+MOST = 1 << 26  # bytes of a file; the largest has 47 million
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's training pixels, as the released code uses them
 
 
@@ -80,9 +82,12 @@ def _unpacked(name: str, folder: str | Path | None) -> tuple[Path, bytes]:
             raise missing from None
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return path, file.read()
+            raw = file.read(MOST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} is damaged ({error}). {_how(name)}") from error
+    if len(raw) > MOST:
+        raise InputError(f"{path} holds more than {MOST:,} bytes, no MNIST file does. {_how(name)}")
+    return path, raw
 
 
 def _how(name: str) -> str:
@@ -91,11 +96,11 @@ def _how(name: str) -> str:
 
 def _idx(name: str, folder: str | Path | None) -> np.ndarray:
     path, raw = _unpacked(name, folder)
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or len(raw) < 4 + 4 * raw[3]:
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or raw[3] > 3 or len(raw) < 4 + 4 * raw[3]:
         raise InputError(f"{path} is not an idx file of bytes. {_how(name)}")
-    shape = np.frombuffer(raw, ">i4", raw[3], offset=4)
+    shape = np.frombuffer(raw, ">u4", raw[3], offset=4).tolist()
     start = 4 + 4 * raw[3]
-    if len(raw) - start != int(np.prod(shape, dtype=np.int64)):
+    if len(raw) - start != math.prod(shape):
         raise InputError(
             f"{path} is truncated: {len(raw) - start} bytes for shape {shape}. {_how(name)}"
         )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 
-from immunis.datasets.common import Tasks
+from immunis.datasets.common import Tasks, check_unpacked
 from immunis.errors import InputError
 from immunis.tasks import Task
+
+UNREADABLE = (  # what NumPy and zipfile raise on foreign bytes
+    *(ValueError, AttributeError, RuntimeError, MemoryError, EOFError, KeyError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 def npz(
@@ -41,11 +48,14 @@ def npz(
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
+        _check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, zipfile.BadZipFile, AttributeError) as error:
+    except InputError:
+        raise
+    except UNREADABLE as error:
         raise InputError(f"{path} is not a plain .npz file of arrays: {error}.") from error
     missing = {"x_train", "y_train"} - set(arrays)
     if missing:
@@ -54,6 +64,23 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             "Save it with numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
         )
     return arrays
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuse a bomb, and an array whose header claims another size than the file holds."""
+    headers = {(1, 0): np.lib.format.read_array_header_1_0}
+    headers[2, 0] = np.lib.format.read_array_header_2_0
+    with zipfile.ZipFile(path) as archive:
+        check_unpacked(path, sum(member.file_size for member in archive.infolist()))
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                read = headers.get(np.lib.format.read_magic(file))
+                if read is None:
+                    raise ValueError(f"{member.filename} is of an unknown version")
+                shape, _, kind = read(file)
+                claimed, held = math.prod(shape) * kind.itemsize, member.file_size - file.tell()
+            if not kind.hasobject and claimed != held:  # objects are refused when they are read
+                raise ValueError(f"{member.filename} claims {claimed:,} bytes and holds {held:,}")
 
 
 def _test(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:

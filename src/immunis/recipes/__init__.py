@@ -30,6 +30,11 @@ from immunis.settings import check, fits
 from immunis.tasks import Task
 
 FOLDER = Path(__file__).parent
+MOST = 1 << 18  # bytes of a recipe
+DEEP = re.compile(  # a key of so many parts that reading it would fill the memory
+    r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){50}"""
+)
+PATHS = ("primary", "harmful", "attacker", "transfer", "folder", "weights", "checkpoint")
 KINDS: dict[str, Any] = {
     "init": Literal["identity", "random"],
     "weights": str,
@@ -183,11 +188,20 @@ def load_recipe(reference: str | Path) -> Recipe:
     if not path.suffix and not path.exists():
         raise unknown("recipe", str(reference), bundled())
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > MOST:
+            raise SettingsError(f"recipe {path} has over {MOST:,} bytes; no recipe needs them.")
+        text = path.read_text(encoding="utf-8")
+        if DEEP.search(text):
+            raise SettingsError(f"recipe {path} is nested too deeply.")
+        values = tomllib.loads(text)
+    except SettingsError:
+        raise
     except OSError as error:
         raise InputError(f"cannot read recipe {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise SettingsError(f"recipe {path} is not valid TOML: {error}.") from error
+    except RecursionError as error:
+        raise SettingsError(f"recipe {path} is nested too deeply.") from error
     return check_recipe(values, path)
 
 
@@ -230,6 +244,8 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
         raise SettingsError(f"recipe {path}: training needs a network in [model].")
     if any(width < 1 for width in model.get("network", (1,))):
         raise SettingsError(f"recipe {path}: widths of the network must be at least 1.")
+    for key in PATHS:
+        _check_path(key, {**data, **model}.get(key), path)
     audit = _check_audit(dict(values.get("audit", {})), training, path)
     seed = values.get("seed", 0)
     for given in (seed, data.get("seed", 0)):
@@ -242,6 +258,15 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
             "any of . _ + - (no leading dot)."
         )
     return Recipe(name, data, method, model, audit, pretrain, training, seed, path.parent)
+
+
+def _check_path(key: str, given: Any, path: Path) -> None:
+    """Refuse a path out of the recipe's folder or the data's: a recipe may come from anybody."""
+    if isinstance(given, str) and (Path(given).is_absolute() or ".." in Path(given).parts):
+        raise SettingsError(
+            f"recipe {path}: {key}={given!r} leaves its folder. Use a path inside it; data that "
+            "lies elsewhere is given with --data."
+        )
 
 
 def _check_method(table: Mapping[str, Any], training: Mapping[str, Any], path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from immunis.datasets.house_prices import find_or_fetch
 from immunis.errors import SettingsError, unknown
 from immunis.records import Record
 from immunis.reproduce import house_prices, mnist
@@ -24,6 +25,7 @@ def reproduce(
     workers: int = 1,
     cluster: str | None = None,
     folder: str | Path | None = None,
+    fetch: bool = False,
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Record:
     """Run one of the paper's linear experiments again and compare.
@@ -37,6 +39,7 @@ def reproduce(
         workers: processes on this machine.
         cluster: address of a Ray cluster instead.
         folder: where finished runs are kept, to go on from after an interruption.
+        fetch: get House Prices from OpenML where no file is found; otherwise no network is used.
         progress: called with what was done and the share of the whole.
 
     Raises:
@@ -53,6 +56,10 @@ def reproduce(
         if experiment != mnist.NAME:
             raise SettingsError(f"pairs of digits are for {mnist.NAME}, not for {experiment}.")
         settings = dataclasses.replace(settings, pairs=tuple(pairs))
+    if fetch:
+        if experiment != house_prices.NAME:
+            raise SettingsError(f"fetch is for {house_prices.NAME}, not for {experiment}.")
+        find_or_fetch(data, fetch=True)
     return module.reproduce(
         data, settings, workers=workers, cluster=cluster, folder=folder, progress=progress
     )
