@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 EXTRAS := .venv-extras
 
-.PHONY: demo test test-extras faults lint docs bench clean
+.PHONY: demo test test-extras faults lint audit-deps compat docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/immunis demo
@@ -27,6 +27,19 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml src
+
+# Known holes in what constraints.txt pins. Not part of lint: it asks pypi.org, which a build machine may not reach.
+audit-deps: $(VENV)/installed-dev
+	$(BIN)/pip install --quiet 'pip-audit>=2.10,<3'
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
+# The tests on the oldest and the newest torch of the stated range: make compat TORCH=2.5.0 PYTHON=python3.12
+TORCH ?= 2.5.0
+compat:
+	$(PYTHON) -m venv .venv-compat
+	.venv-compat/bin/pip install --quiet torch==$(TORCH) --editable '.[dev]'
+	.venv-compat/bin/pytest -n 2
 
 # The site, into site/; any warning is an error. The variable silences an advertisement.
 docs: $(VENV)/installed-docs

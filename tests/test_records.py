@@ -2,12 +2,15 @@ import json
 import math
 import os
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
 
 from immunis import InputError, OutputError, Record
+from immunis.card import render
 from immunis.files import check_folder, make_folder, write_text
+from immunis.records import SCHEMA
 
 
 def sample(**figures):
@@ -72,3 +75,12 @@ def test_an_output_path_that_is_a_file_is_refused(tmp_path):
     assert not (tmp_path / "a").exists()
     with pytest.raises(OutputError, match="output folder"):
         check_folder("a\0b")
+
+
+def test_records_of_every_schema_still_load():
+    folder = Path(__file__).parent / "data"
+    for schema in range(1, SCHEMA + 1):  # a new schema comes with a sample of it, and a migration
+        record = Record.load(folder / f"record-schema-{schema}.json")
+        assert record.figures["rir"]["value"] == pytest.approx(3.58395, rel=1e-5)
+        assert "frontier" in render(record)
+        assert record.digest() == Record(**vars(record)).digest()

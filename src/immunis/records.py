@@ -81,7 +81,8 @@ class Record:
                 f"{path} has schema {schema!r}; this version reads 1 to {SCHEMA}. "
                 f"{'Upgrade immunis.' if newer else 'Run it again with this version.'}"
             )
-        return cls(**{key: _special(value) for key, value in values.items() if key in known})
+        values = {key: _special(value) for key, value in values.items() if key in known}
+        return cls(**_migrated(values))
 
 
 def _plain(value: Any) -> Any:
@@ -96,6 +97,27 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int | float):
         return value
     return str(value)
+
+
+def _migrated(values: dict[str, Any]) -> dict[str, Any]:
+    """Give a record of an earlier version what this one expects, as far as it can be known.
+
+    The first records named data by its task, not by its role, and did not compare a linear map
+    with its inputs.
+    """
+    data = values.get("data", {})
+    if isinstance(data, dict):
+        data = {
+            role: {"name": role, **entry}
+            if isinstance(entry, dict) and "name" not in entry
+            else entry
+            for role, entry in data.items()
+        }
+    figures = values["figures"]
+    if values["kind"] == "immunize" and isinstance(figures, dict):
+        missing = {"rir_against_inputs": None, "ceiling_against_inputs": None}
+        figures = {**figures, **{k: v for k, v in missing.items() if k not in figures}}
+    return {**values, "data": data, "figures": figures}
 
 
 def _special(value: Any) -> Any:
