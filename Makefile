@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 EXTRAS := .venv-extras
 
-.PHONY: demo test test-extras faults lint audit-deps compat docs bench clean
+.PHONY: demo test test-extras faults fuzz lint audit-deps compat docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/immunis demo
@@ -22,6 +22,10 @@ test-extras: $(EXTRAS)/installed
 # Every write is killed once and every command 60 times; torchrun too. make test does a part of it.
 faults: $(VENV)/installed-dev
 	IMMUNIS_KILLS=240 $(BIN)/pytest tests/test_faults.py
+
+# The fuzz suite with thirty times as many cases, drawn anew each time.
+fuzz: $(VENV)/installed-dev
+	$(BIN)/pytest -n 2 tests/test_fuzz.py --hypothesis-profile=fuzz
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -49,6 +53,7 @@ docs: $(VENV)/installed-docs
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/reproduce.py
+	$(BIN)/python benchmarks/load.py
 
 $(VENV)/bin/pip:
 	@test -n "$(PYTHON)" || { echo "immunis needs Python 3.11 or 3.12; set PYTHON=/path/to/python"; exit 1; }

@@ -11,6 +11,10 @@ import torch
 from immunis import RankWarning, Task
 from immunis.datasets import digits
 
+if importlib.util.find_spec("hypothesis"):  # make test-extras goes without
+    from hypothesis import settings
+
+    settings.register_profile("fuzz", max_examples=3000)  # make fuzz
 torch.set_num_threads(1)  # the suite runs one process per core
 sys.path.insert(0, str(Path(__file__).parent))
 EXTRAS = {

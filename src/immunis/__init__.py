@@ -11,6 +11,7 @@ from immunis.errors import (
     RankWarning,
     SettingsError,
 )
+from immunis.extremes import Extremes, extremes
 from immunis.gram import Gram, gram
 from immunis.immunize import Immunized, immunize
 from immunis.measure import Measurement, measure
@@ -22,6 +23,7 @@ from immunis.tasks import Task
 
 __all__ = [
     "Audit",
+    "Extremes",
     "Gram",
     "ImmunisError",
     "Immunized",
@@ -39,6 +41,7 @@ __all__ = [
     "__version__",
     "audit",
     "condition_number_interval",
+    "extremes",
     "gram",
     "immunize",
     "measure",

@@ -173,8 +173,11 @@ def feature_gram(whole: Cut, task: Task, workers: int = 0) -> Gram:
     total: Gram | None = None
     for inputs, labels in stream.subset(rows, BATCH):
         features = whole.read(inputs)[0].float().cpu()
-        part = gram_of(features, encode(labels.cpu(), task.kind, task.outputs))
-        total = part if total is None else total.merge(part)
+        targets = encode(labels.cpu(), task.kind, task.outputs)
+        if total is None:
+            total = gram_of(features, targets)
+        else:
+            total.add(features, targets)
     assert total is not None
     return total
 

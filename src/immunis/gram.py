@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from immunis.errors import InputError
+from immunis.errors import InputError, NumericalError
+from immunis.scale import answer, real, unit
 from immunis.splits import EPS64, Split, epsilon_of
 from immunis.tasks import Task
 
 CHUNK_BYTES = 1 << 25
-LARGEST = 1e140  # beyond this (or below its inverse) squares leave float64's range
+LARGEST = 1e140  # beyond this (or below its inverse) squares and their ratios leave float64
 
 
 @dataclass
@@ -58,7 +59,13 @@ class Gram:
             )
         if center:
             return self.scatter.clone()
-        raw = self.scatter + self.samples * torch.outer(self.mean, self.mean)
+        raw = torch.outer(self.mean, self.mean).mul_(self.samples).add_(self.scatter)
+        sizes = raw.diagonal()
+        if not bool(torch.isfinite(sizes).all()) or (self.mean.any() and not sizes.any()):
+            raise NumericalError(
+                f"means of {float(self.mean.abs().max()):.3g} have squares that leave float64's "
+                "range; rescale the features, or the map that made them."
+            )
         if not bias:
             return raw
         sums = self.samples * self.mean[:, None]
@@ -71,6 +78,30 @@ class Gram:
             return self.cross_scatter.clone()
         return self.cross_scatter + self.samples * torch.outer(self.mean, self.target_mean)
 
+    def add(self, features: Tensor, targets: Tensor | None = None) -> None:
+        """Take in a block of features (n×D) and targets (n×C), in place.
+
+        Needs memory for the block only: nothing of size D² is made beside what is held.
+
+        Raises:
+            InputError: if the block is not a finite real matrix whose squares fit float64.
+        """
+        z, y = _block(features, targets)
+        if (z.shape[1], y.shape[1]) != tuple(self.cross_scatter.shape):
+            raise InputError(
+                f"a block of {z.shape[1]} features and {y.shape[1]} targets came to moments of "
+                f"{self.dimension} and {len(self.target_mean)}."
+            )
+        self._take(z, y, epsilon_of(features.dtype))
+
+    def _take(self, z: Tensor, y: Tensor, epsilon: float) -> None:
+        (z, mean), (y, target_mean) = _centred(z), _centred(y)
+        self.scatter.addmm_(z.T, z)
+        self.cross_scatter.addmm_(z.T, y)
+        self.target_scatter.addmm_(y.T, y)
+        self.epsilon = max(self.epsilon, epsilon)
+        self._join(len(z), mean, target_mean)
+
     def merge(self, other: Gram) -> Gram:
         """Return the moments of both sample sets together."""
         if self.scatter.shape != other.scatter.shape or (
@@ -80,30 +111,56 @@ class Gram:
                 f"cannot merge Grams of {self.dimension} and {other.dimension} features, "
                 f"{len(self.target_mean)} and {len(other.target_mean)} targets."
             )
-        samples = self.samples + other.samples
-        weight = self.samples * other.samples / samples
-        delta, target_delta = other.mean - self.mean, other.target_mean - self.target_mean
-        share = other.samples / samples
-        return Gram(
-            samples,
-            self.mean + share * delta,
-            (self.scatter + other.scatter).addr_(delta, delta, alpha=weight),
-            self.target_mean + share * target_delta,
-            (self.cross_scatter + other.cross_scatter).addr_(delta, target_delta, alpha=weight),
-            (self.target_scatter + other.target_scatter).addr_(
-                target_delta, target_delta, alpha=weight
-            ),
+        total = Gram(
+            self.samples,
+            self.mean.clone(),
+            self.scatter + other.scatter,
+            self.target_mean.clone(),
+            self.cross_scatter + other.cross_scatter,
+            self.target_scatter + other.target_scatter,
             max(self.epsilon, other.epsilon),
         )
+        total._join(other.samples, other.mean, other.target_mean)
+        return total
+
+    def _join(self, samples: int, mean: Tensor, target_mean: Tensor) -> None:
+        """Account for the distance between the means of two sets whose scatters were added."""
+        total = self.samples + samples
+        weight, share = self.samples * samples / total, samples / total
+        delta, target_delta = mean - self.mean, target_mean - self.target_mean
+        self.scatter.addr_(delta, delta, alpha=weight)
+        self.cross_scatter.addr_(delta, target_delta, alpha=weight)
+        self.target_scatter.addr_(target_delta, target_delta, alpha=weight)
+        self.mean += share * delta
+        self.target_mean += share * target_delta
+        self.samples = total
 
     def transform(self, linear: Tensor) -> Gram:
-        """Return the moments of ``zᵀ·linear`` for a matrix ``linear`` (D×E)."""
+        """Return the moments of ``zᵀ·linear`` for a matrix ``linear`` (D×E).
+
+        Raises:
+            InputError: if ``linear`` is not a finite real matrix of D rows.
+            NumericalError: if the moments leave float64's range.
+        """
+        if real(linear).shape[0] != self.dimension:
+            raise InputError(
+                f"a map of shape {tuple(linear.shape)} came to {self.dimension} features."
+            )
+        (t, e), (scatter, f), (cross, g) = map(unit, (linear, self.scatter, self.cross_scatter))
+        mean, h = unit(self.mean)
+        moments = (
+            (t.T @ mean, e + h),
+            (symmetric(t.T @ scatter @ t), 2 * e + f),
+            (t.T @ cross, e + g),
+        )
+        what = "a moment of the transformed features"
+        new = [answer(values, power, torch.float64, what) for values, power in moments]
         return Gram(
             self.samples,
-            linear.T @ self.mean,
-            symmetric(linear.T @ self.scatter @ linear),
+            new[0],
+            new[1],
             self.target_mean,
-            linear.T @ self.cross_scatter,
+            new[2],
             self.target_scatter,
             self.epsilon,
         )
@@ -114,30 +171,70 @@ def symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
 
 
+def _block(features: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Features and targets in float64, refused where their squares would not fit it."""
+    if features.ndim != 2 or not features.numel():
+        raise InputError(
+            f"features have shape {tuple(features.shape)}; expected (samples, features) with at "
+            "least one of each. Flatten images, or pass them through an extractor."
+        )
+    if targets is None:
+        targets = features.new_zeros(len(features), 0)
+    if targets.ndim != 2 or len(targets) != len(features):
+        raise InputError(
+            f"targets have shape {tuple(targets.shape)}; expected ({len(features)}, outputs), one "
+            "row for each sample."
+        )
+    for what, values in (("features", features), ("targets", targets)):
+        if values.is_complex():
+            raise InputError(f"{what} are {values.dtype}; expected real numbers.")
+    z, y = (values.detach().to("cpu", torch.float64) for values in (features, targets))
+    check_squares(z, "features")
+    check_squares(y, "targets")
+    return z, y
+
+
+def check_squares(values: Tensor, what: str) -> None:
+    """Refuse values whose squares, and the ratios of those, would leave float64's range."""
+    peak = float(values.abs().max()) if values.numel() else 0.0
+    if not peak <= LARGEST or 0 < peak < 1 / LARGEST:  # NaN fails the first comparison too
+        raise InputError(
+            f"{what} reach {peak:.3g} in size; between {1 / LARGEST:.0e} and {LARGEST:.0e} "
+            f"their squares fit float64. Drop NaN and infinite values, and rescale the {what}."
+        )
+
+
+def _centred(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values about their mean, and the mean; a constant column becomes exactly zero.
+
+    The first row is taken off before the mean is formed: the mean of equal numbers rounds.
+    """
+    first = values[0]
+    moved = values - first
+    mean = moved.mean(0)
+    return moved.sub_(mean), first + mean
+
+
+def _zeros(dimension: int, outputs: int) -> Gram:
+    """Moments of no samples yet."""
+
+    def zeros(*size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.float64)
+
+    d, c = dimension, outputs
+    return Gram(0, zeros(d), zeros(d, d), zeros(c), zeros(d, c), zeros(c, c))
+
+
 def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
     """Return the moments of one block of features (n×D) and optional targets (n×C).
 
     Raises:
         InputError: if the features are not a finite real matrix whose squares fit float64.
     """
-    if features.ndim != 2 or not len(features):
-        raise InputError(
-            f"features have shape {tuple(features.shape)}; expected (samples, features) with at "
-            "least one sample. Flatten images, or pass them through an extractor."
-        )
-    epsilon = epsilon_of(features.dtype)
-    z = features.detach().to("cpu", torch.float64)
-    y = z.new_zeros(len(z), 0) if targets is None else targets.detach().to("cpu", torch.float64)
-    for what, values in (("features", z), ("targets", y)):
-        peak = float(values.abs().max()) if values.numel() else 0.0
-        if not peak <= LARGEST or 0 < peak < 1 / LARGEST:  # NaN fails the first comparison too
-            raise InputError(
-                f"{what} reach {peak:.3g} in size; their squares leave the range of float64. "
-                f"Drop NaN and infinite values, and rescale the {what}."
-            )
-    mean, target_mean = z.mean(0), y.mean(0)
-    z, y = z - mean, y - target_mean
-    return Gram(len(z), mean, z.T @ z, target_mean, z.T @ y, y.T @ y, epsilon)
+    z, y = _block(features, targets)
+    total = _zeros(z.shape[1], y.shape[1])
+    total._take(z, y, epsilon_of(features.dtype))
+    return total
 
 
 def gram(source: Any, extractor: Callable[[Tensor], Tensor] | None = None) -> Gram:
@@ -157,6 +254,8 @@ def gram(source: Any, extractor: Callable[[Tensor], Tensor] | None = None) -> Gr
     if task is not None:
         split = task.train
     elif isinstance(source, Tensor | np.ndarray):
+        if not source.ndim:
+            raise InputError("a single number came; expected features (samples, features).")
         split = Split((source, torch.zeros(len(source))), "features")
     else:
         split = source if isinstance(source, Split) else Split(source, "data")
@@ -165,9 +264,12 @@ def gram(source: Any, extractor: Callable[[Tensor], Tensor] | None = None) -> Gr
     total: Gram | None = None
     for inputs, labels in split.batches(size):
         features = inputs if extractor is None else extractor(inputs)
-        part = gram_of(features, None if task is None else task.targets(labels))
-        if task is not None:
-            part.epsilon = max(part.epsilon, task.epsilon)
-        total = part if total is None else total.merge(part)
+        targets = None if task is None else task.targets(labels)
+        if total is None:
+            total = gram_of(features, targets)
+        else:
+            total.add(features, targets)
     assert total is not None  # a Split never streams fewer than two samples
+    if task is not None:
+        total.epsilon = max(total.epsilon, task.epsilon)
     return total

@@ -22,19 +22,51 @@ from torch import Tensor
 from immunis.errors import InputError
 from immunis.gram import Gram
 from immunis.regularizers import ill_gap, tied
+from immunis.scale import answer, carry, unit
 from immunis.spectrum import Spectrum, eigh, quiet_spectrum
 
 Steps = tuple[tuple[float, float], ...]
+SPAN = 1e-100  # smallest share of the largest eigenvalue whose powers fit float64
 
 
-def _sorted_positive(eigenvalues: Tensor) -> Tensor:
+def _sorted_positive(eigenvalues: Tensor) -> tuple[Tensor, int]:
+    """Eigenvalues at unit scale, largest first, and the exponent of the power of two taken out."""
     sigma = eigenvalues.detach().to("cpu", torch.float64).reshape(-1).sort(descending=True).values
     if not len(sigma) or not bool((sigma > 0).all()) or not bool(torch.isfinite(sigma).all()):
         raise InputError(
             "steps are certified from the non-zero eigenvalues of H(θ): all must be positive and "
             "finite. Drop the zero ones first (Spectrum.rank says how many remain)."
         )
-    return sigma
+    scaled, exponent = unit(sigma)
+    if not float(scaled[-1]) >= SPAN:
+        raise InputError(
+            f"eigenvalues from {float(sigma[0]):.3g} down to {float(sigma[-1]):.3g} came; the "
+            f"smallest must be at least {SPAN:.0e} of the largest. Drop those that are zero."
+        )
+    return scaled, exponent
+
+
+def _checked_dimension(dimension: int, sigma: Tensor) -> int:
+    if not dimension >= len(sigma):
+        raise InputError(f"{len(sigma)} eigenvalues came for {dimension} dimensions.")
+    return dimension
+
+
+def _size(step: float, exponent: int) -> float:
+    """A step size times a power of two; 0 and ∞ stay what they are."""
+    if step == 0 or math.isinf(step):
+        return step
+    size = torch.tensor(step, dtype=torch.float64)
+    return float(answer(size, exponent, torch.float64, "a step size"))
+
+
+def _moved(sigma: Tensor, step: float, slope: Tensor, exponent: int, power: int) -> Tensor:
+    """``σ(1 − 2η·slope·σ)²`` for a step η that scales with σ to some power, at its own scale."""
+    if not math.isfinite(step):
+        raise InputError(f"a step size must be finite, got {step}.")
+    eta = carry(torch.tensor(step, dtype=torch.float64), -power * exponent)
+    after = sigma * (1 - 2 * eta * slope * sigma) ** 2
+    return answer(after, exponent, torch.float64, "an eigenvalue after the step")
 
 
 def eigenvalues_after_well_step(eigenvalues: Tensor, step: float, dimension: int) -> Tensor:
@@ -42,10 +74,10 @@ def eigenvalues_after_well_step(eigenvalues: Tensor, step: float, dimension: int
 
     ``σ₁' = σ₁(1 − 2η(1/m − 1/D)σ₁)²`` for the m-fold largest, ``σᵢ' = σᵢ(1 + 2ησᵢ/D)²`` below.
     """
-    sigma = _sorted_positive(eigenvalues)
+    sigma, exponent = _sorted_positive(eigenvalues)
     top = tied(sigma, 0)
-    slope = top.to(sigma) / int(top.sum()) - 1 / dimension
-    return sigma * (1 - 2 * step * slope * sigma) ** 2
+    slope = top.to(sigma) / int(top.sum()) - 1 / _checked_dimension(dimension, sigma)
+    return _moved(sigma, step, slope, exponent, -1)
 
 
 def eigenvalues_after_ill_step(eigenvalues: Tensor, step: float) -> Tensor:
@@ -54,12 +86,11 @@ def eigenvalues_after_ill_step(eigenvalues: Tensor, step: float) -> Tensor:
     With ``r = η/(‖H‖²_F/2k − σ_k²/2)²``: ``σᵢ' = σᵢ(1 + 2rσᵢ/k)²`` above the m-fold smallest,
     and ``σ_k' = σ_k(1 − 2r(1/m − 1/k)σ_k)²``.
     """
-    sigma = _sorted_positive(eigenvalues)
+    sigma, exponent = _sorted_positive(eigenvalues)
     low, k = tied(sigma, -1), len(sigma)
-    if bool(low.all()):
-        return sigma
-    slope = low.to(sigma) / int(low.sum()) - 1 / k
-    return sigma * (1 - 2 * (step / ill_gap(sigma) ** 2) * slope * sigma) ** 2
+    gap = 1.0 if bool(low.all()) else ill_gap(sigma)  # no slope where all agree
+    slope = (low.to(sigma) / int(low.sum()) - 1 / k) / gap**2
+    return _moved(sigma, step, slope, exponent, 3)
 
 
 def well_steps(eigenvalues: Tensor, dimension: int) -> Steps:
@@ -69,7 +100,8 @@ def well_steps(eigenvalues: Tensor, dimension: int) -> Steps:
     smaller eigenvalue σ₂ and the smallest σ_k enter: with ``f₁ = √σ₁|1−2aσ₁η|`` and
     ``fᵢ = √σᵢ(1+2σᵢη/D)``, κ falls exactly when f₁ and f₂ stay below ``√κ·min(f₁, f_k)``.
     """
-    sigma = _sorted_positive(eigenvalues)
+    sigma, exponent = _sorted_positive(eigenvalues)
+    _checked_dimension(dimension, sigma)
     top = tied(sigma, 0)
     m = int(top.sum())
     if m == len(sigma):
@@ -81,7 +113,8 @@ def well_steps(eigenvalues: Tensor, dimension: int) -> Steps:
     first = (r * s1 - s2) / (2 * (b * s2**3 + a * r * s1**3))  # f₂ < r·f₁, f₁ falling
     again = _positive_ratio(s2 + r * s1, 2 * (a * r * s1**3 - b * s2**3))  # and rising
     parts = ((0.0, min(first, end)), (again, end))
-    return tuple((low, high) for low, high in parts if low < high)
+    ends = ((low, high) for low, high in parts if low < high)
+    return tuple((_size(low, -exponent), _size(high, -exponent)) for low, high in ends)
 
 
 def ill_steps(eigenvalues: Tensor) -> Steps:
@@ -90,7 +123,7 @@ def ill_steps(eigenvalues: Tensor) -> Steps:
     Open intervals, with ∞ as a possible end; empty if all eigenvalues agree. The one step that
     sends σ_k to zero, losing a rank, separates two intervals and is in neither.
     """
-    sigma = _sorted_positive(eigenvalues)
+    sigma, exponent = _sorted_positive(eigenvalues)
     low, k = tied(sigma, -1), len(sigma)
     m = int(low.sum())
     if m == k:
@@ -113,7 +146,8 @@ def ill_steps(eigenvalues: Tensor) -> Steps:
     for start, stop in ends:
         cuts = [start, zero, stop] if start < zero < stop else [start, stop]
         parts += list(itertools.pairwise(cuts))
-    return tuple((start * scale, stop * scale) for start, stop in parts)
+    power = 3 * exponent
+    return tuple((_size(start * scale, power), _size(stop * scale, power)) for start, stop in parts)
 
 
 def _positive_ratio(numerator: float, denominator: float) -> float:
@@ -128,13 +162,15 @@ def certified_well_step(eigenvalues: Tensor, dimension: int) -> float:
     with ``a = 1/m − 1/D``. Repeating it merges one more eigenvalue each time and reaches
     κ = 1 after at most k−1 steps.
     """
-    sigma = _sorted_positive(eigenvalues)
+    sigma, exponent = _sorted_positive(eigenvalues)
+    _checked_dimension(dimension, sigma)
     top = tied(sigma, 0)
     m = int(top.sum())
     if m == len(sigma):
         return 0.0
     s1, s2 = math.sqrt(float(sigma[0])), math.sqrt(float(sigma[m]))
-    return (s1 - s2) / (2 * ((1 / m - 1 / dimension) * s1**3 + s2**3 / dimension))
+    step = (s1 - s2) / (2 * ((1 / m - 1 / dimension) * s1**3 + s2**3 / dimension))
+    return _size(step, -exponent)
 
 
 def certified_well_factors(eigenvalues: Tensor, dimension: int, steps: int) -> Tensor:
@@ -149,7 +185,7 @@ def certified_well_factors(eigenvalues: Tensor, dimension: int, steps: int) -> T
         dimension: D.
         steps: number of steps; those beyond k−1 change nothing.
     """
-    sigma = _sorted_positive(eigenvalues)
+    sigma, _ = _sorted_positive(eigenvalues)
     factors = torch.ones_like(sigma)
     for _ in range(steps):
         step = certified_well_step(sigma, dimension)
@@ -174,10 +210,10 @@ def certified_ill_step(eigenvalues: Tensor, fraction: float = 0.5) -> float:
     steps = ill_steps(eigenvalues)
     if not steps:
         return 0.0
-    sigma = _sorted_positive(eigenvalues)
+    sigma, exponent = _sorted_positive(eigenvalues)
     m, k = int(tied(sigma, -1).sum()), len(sigma)
     zero = float(ill_gap(sigma)) ** 2 / (2 * (1 / m - 1 / k) * float(sigma[-1]))
-    return fraction * zero
+    return _size(fraction * zero, 3 * exponent)
 
 
 @dataclass(frozen=True)
@@ -217,17 +253,23 @@ def whiten(primary: Spectrum, harmful: Spectrum) -> Whitened:
         )
     if not primary.rank or not harmful.rank:
         raise InputError("a Gram matrix is zero: every feature of that task is zero.")
-    values, vectors = eigh(primary.matrix)
+    (k_p, e), (k_h, f) = unit(primary.matrix), unit(harmful.matrix)
+    if e % 2:  # its root is taken
+        k_p, e = k_p / 2, e + 1
+    values, vectors = eigh(k_p)
     used, null = vectors[:, : primary.rank], vectors[:, primary.rank :]
     root = used * values[: primary.rank].rsqrt()
-    values_h, vectors_h = eigh(harmful.matrix)
+    values_h, vectors_h = eigh(k_h)
     factor = vectors_h[:, : harmful.rank] * values_h[: harmful.rank].sqrt()
     u, s, _ = torch.linalg.svd(root.T @ factor, full_matrices=True)
     mu = torch.zeros(primary.rank, dtype=torch.float64)
     mu[: len(s)] = s**2
     inside = torch.linalg.svdvals(used.T @ factor) ** 2
-    rank = int((inside > harmful.cutoff).sum())
-    return Whitened(mu, rank, root @ u, null, harmful.free_directions(primary))
+    rank = int((inside > carry(torch.tensor(harmful.cutoff, dtype=torch.float64), -f)).sum())
+    for part in (mu[:1], mu[max(rank, 1) - 1 : rank]):
+        answer(part, f - e, torch.float64, "the ratio of the harmful to the primary features")
+    basis = answer(root @ u, -e // 2, torch.float64, "a whitening of the primary features")
+    return Whitened(carry(mu, f - e), rank, basis, null, harmful.free_directions(primary))
 
 
 def damped(gram: Gram, ridge: float) -> Spectrum:
@@ -276,12 +318,13 @@ def frontier(
     """
     if not 1 <= budget < math.inf:
         raise InputError(f"budget must be a finite number of at least 1, got {budget}.")
-    if not free_scale > 0:
-        raise InputError(f"free_scale must be positive, got {free_scale}.")
+    if not 0 < free_scale < math.inf:
+        raise InputError(f"free_scale must be positive and finite, got {free_scale}.")
     whitened = whiten(primary, harmful)
     mu = whitened.values.clamp(min=float(whitened.values[max(whitened.rank, 1) - 1]))
     span = math.log(float(mu[0] / mu[-1])) if float(mu[-1]) > 0 else 0.0
     power = math.log(budget) / span if span > 0 else 0.0
     columns = whitened.basis * (mu / mu[-1]) ** (power / 2) if span > 0 else whitened.basis
     typical = columns.norm(dim=0).log().mean().exp()
-    return torch.cat([columns, free_scale * typical * whitened.null], dim=1)
+    theta = torch.cat([columns, free_scale * typical * whitened.null], dim=1)
+    return answer(theta, 0, torch.float64, "θ on the frontier")

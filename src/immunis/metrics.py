@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from immunis.attacks.gd_line_search import line_search
-from immunis.errors import InputError, RankWarning
+from immunis.errors import InputError, NumericalError, RankWarning
 from immunis.gram import Gram, gram
+from immunis.scale import answer, unit
 from immunis.spectrum import Spectrum, eigh
 from immunis.splits import Split
 from immunis.tasks import Task
@@ -142,15 +143,18 @@ def norm_ratio_curve(moments: Gram, steps: int = 100) -> Tensor:
     """
     if steps < 0 or not moments.cross().shape[1]:
         raise InputError(f"steps={steps}: need at least 0, and moments that hold targets.")
-    hessian, cross = moments.matrix(), moments.cross()
+    (hessian, _), (cross, _) = (
+        unit(moments.matrix()),
+        unit(moments.cross()),
+    )  # the ratio has no unit
     values, vectors = eigh(hessian)
     spectrum = Spectrum.of(moments)
-    basis = vectors[:, : spectrum.rank]
-    optimum = basis @ ((basis.T @ cross) / values[: spectrum.rank, None])
+    kept, cross = values[: spectrum.rank], vectors[:, : spectrum.rank].T @ cross
+    optimum, _ = unit(cross / kept[:, None])  # in coordinates of the directions that data reaches
     size = optimum.square().sum()
     if not float(size) > 0:
         raise InputError("the targets are orthogonal to every feature: probing starts at its end.")
-    path = itertools.islice(line_search(hessian, cross), steps + 1)
+    path = itertools.islice(line_search(torch.diag(kept), optimum * kept[:, None]), steps + 1)
     return torch.stack([(w - optimum).square().sum() / size for w in path])
 
 
@@ -176,18 +180,27 @@ def score(predict: Callable[[Tensor], Tensor], task: Task, split: Split | None =
     if task.kind == "classification":
         right = count = 0
         for inputs, labels in split.batches():
-            guess = predict(inputs).argmax(1).cpu()
+            guess = finite_predictions(predict(inputs)).argmax(1).cpu()
             right += int((guess == task.positions(labels).cpu()).sum())
             count += len(labels)
         return right / count
-    errors = torch.zeros(())
-    moments = []
-    for inputs, labels in split.batches():
-        targets = task.targets(labels)
-        errors = errors + (predict(inputs).cpu() - targets).square().sum()
-        moments.append(targets)
-    everything = torch.cat(moments)
-    spread = (everything - everything.mean(0)).square().sum()
+    parts = [
+        (finite_predictions(predict(inputs)).cpu().to(torch.float64), task.targets(labels))
+        for inputs, labels in split.batches()
+    ]
+    found, wanted = (torch.cat(column) for column in zip(*parts, strict=True))
+    spread, e = unit(wanted - wanted[0])  # squares fit at unit scale; R² has no unit
+    spread = (spread - spread.mean(0)).square().sum()
     if not float(spread) > 0:
         raise InputError(f"{split.where}: the targets are constant, so R² is undefined.")
-    return float(1 - errors / spread)
+    errors, f = unit(found - wanted)
+    return float(1 - answer(errors.square().sum() / spread, 2 * (f - e), torch.float64, "R²"))
+
+
+def finite_predictions(outputs: Tensor) -> Tensor:
+    """Refuse predictions that are NaN or infinite: their score would mean nothing."""
+    if not bool(torch.isfinite(outputs).all()):
+        raise NumericalError(
+            "the model predicts NaN or infinite values; it is broken, or its dtype too narrow."
+        )
+    return outputs

@@ -8,6 +8,7 @@ preconditioned gradient is ``grad_weight·K⁻¹``, not ``K⁻¹·grad_weight``.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from immunis.errors import InputError, NumericalError
+from immunis.scale import answer, carry, exponent_of, unit
 
 
 class _Preconditioned(torch.autograd.Function):
@@ -36,16 +38,21 @@ class _Preconditioned(torch.autograd.Function):
         grad_weight = None
         if ctx.needs_input_grad[1]:
             x = inputs.reshape(-1, inputs.shape[-1]).to(torch.float64)
-            g = grad.reshape(-1, grad.shape[-1]).to(torch.float64)
+            g, f = unit(grad.reshape(-1, grad.shape[-1]))
+            # at the scale of XᵀX + ridge·I, whichever is larger
+            e = exponent_of(x.abs().max())
+            e = max(e, exponent_of(ctx.ridge) // 2) if ctx.ridge else e
+            x = carry(x, -e)
             gram = x.T @ x
-            gram.diagonal().add_(ctx.ridge)
+            gram.diagonal().add_(carry(gram.new_tensor(ctx.ridge), -2 * e))
             factor, failed = torch.linalg.cholesky_ex(gram)
             if int(failed):
                 raise NumericalError(
                     f"XᵀX + {ctx.ridge:g}·I is singular in this batch of {len(x)} samples and "
                     f"{x.shape[1]} features; raise ridge or the batch size."
                 )
-            grad_weight = torch.cholesky_solve(x.T @ g, factor).T.to(weight)
+            solved = torch.cholesky_solve(x.T @ g, factor).T
+            grad_weight = answer(solved, f - e, weight.dtype, "the preconditioned gradient")
         grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.has_bias else None
         return grad_inputs, grad_weight, grad_bias, None
 
@@ -55,6 +62,7 @@ class PreconditionedLinear(nn.Linear):
 
     The forward pass, parameters and state-dict keys are those of ``nn.Linear``. Set
     ``preconditioned = False`` for a pass whose gradient must stay plain (the supervised loss).
+    At any scale of the inputs the gradient's relative error is about ``ε·κ(XᵀX + ridge·I)``.
 
     Args:
         in_features: size of each input.
@@ -75,8 +83,8 @@ class PreconditionedLinear(nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        if not ridge >= 0:
-            raise InputError(f"ridge must be at least 0, got {ridge}.")
+        if not 0 <= ridge < math.inf:
+            raise InputError(f"ridge must be a finite number of at least 0, got {ridge}.")
         self.ridge = ridge
         self.preconditioned = True
 

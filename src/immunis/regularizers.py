@@ -8,6 +8,9 @@ to ``linear_hessian(θ, K)``, for a batch of features to ``feature_hessian(Z)``.
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,12 +20,15 @@ from torch.autograd.function import once_differentiable
 from immunis.errors import InputError, NumericalError
 from immunis.gram import Gram, symmetric
 from immunis.processes import summed, summed_with_gradient, world
+from immunis.scale import answer, carry, exponent_of, real, unit
 from immunis.spectrum import eigh, leading_projector, relative_cutoff, trailing_projector
 
 
 def linear_hessian(theta: Tensor, gram: Tensor) -> Tensor:
     """Return ``H(θ) = θᵀKθ``, the Hessian of ℓ2 probing on ``xᵀθ`` (paper, eq. 6)."""
-    return symmetric(theta.mT @ gram @ theta)
+    hessian = symmetric(theta.mT @ gram @ theta)
+    _check_product(hessian, theta.mT, gram, theta)
+    return hessian
 
 
 def feature_hessian(features: Tensor, *, across: bool = False) -> Tensor:
@@ -30,37 +36,55 @@ def feature_hessian(features: Tensor, *, across: bool = False) -> Tensor:
 
     With ``across`` the batch is what all processes of a distributed run hold together.
     """
-    features = features.to(torch.float64)
+    features = real(features).to(torch.float64)
     hessian = symmetric(features.mT @ features)
+    if not across or world() == 1:  # processes must not part ways: what reads the sum refuses it
+        _check_product(hessian, features.mT, features)
     return summed_with_gradient(hessian) if across else hessian
 
 
 def hessian_to_theta(theta: Tensor, gram: Tensor, gradient: Tensor) -> Tensor:
     """Chain rule ``∇_θ R(θᵀKθ) = 2Kθ·∇_H R`` for a symmetric ``∇_H R`` (paper, theorem 4.2)."""
-    return 2 * gram @ theta @ gradient
+    found = 2 * gram @ theta @ gradient
+    _check_product(found, gram, theta, gradient)
+    return found
 
 
-def _singular(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def _check_product(product: Tensor, *factors: Tensor) -> None:
+    """Refuse a product of these factors that float64 (or its dtype) cannot hold."""
+    limits, size = torch.finfo(product.dtype), float(product.detach().abs().max())
+    if size <= limits.max and size * limits.eps >= limits.tiny:
+        return
+    units = [unit(factor)[0] for factor in factors]
+    if size <= limits.max and not bool(functools.reduce(torch.matmul, units).any()):
+        return  # zero, and rightly so
+    raise NumericalError(
+        f"a product of matrices reaches {size:.3g}; {product.dtype} holds {limits.tiny:.0e} to "
+        f"{limits.max:.0e}. Rescale the features or θ; in training, lower the step size."
+    )
+
+
+def _singular(
+    matrix: Tensor, rank: int | None = None, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compact SVD ``U, σ, V`` of the non-zero part, largest first, in float64.
 
     ``rank`` is the number of non-zero singular values where theory knows it; otherwise the
-    cut-off of ``spectrum`` decides.
+    cut-off of ``spectrum`` decides, for a matrix that was held in ``dtype``.
     """
-    if matrix.ndim != 2 or not matrix.numel():
-        raise InputError(f"expected a matrix, got shape {tuple(matrix.shape)}.")
-    s = matrix.detach().to("cpu", torch.float64)
+    s = matrix.to("cpu")
+    if rank is not None and not 0 <= rank <= min(s.shape):
+        raise InputError(f"rank={rank} of a matrix of shape {tuple(s.shape)}.")
     if s.shape[0] == s.shape[1] and torch.equal(s, s.T):
         values, vectors = eigh(s)
         order = values.abs().argsort(descending=True)
         sigma, v = values[order].abs(), vectors[:, order]
         u = v * values[order].sign()
     else:
-        if not bool(torch.isfinite(s).all()):
-            raise NumericalError("the matrix holds NaN or infinities.")
         u, sigma, vh = torch.linalg.svd(s, full_matrices=False)
         v = vh.T
     if rank is None:
-        cutoff = relative_cutoff(max(s.shape), dtype=matrix.dtype)
+        cutoff = relative_cutoff(max(s.shape), dtype=dtype)
         rank = int((sigma > sigma[0] * cutoff).sum())
     return u[:, :rank], sigma[:rank], v[:, :rank]
 
@@ -120,17 +144,39 @@ class _ClosedForm(torch.autograd.Function):
         return grad * ctx.saved_tensors[0], None, None
 
 
-def _well(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    if matrix.is_cuda:
-        return _well_of(matrix, *leading_projector(matrix))
-    u, sigma, v = _singular(matrix)
-    p = min(matrix.shape)
-    scaled = matrix.detach().to("cpu", torch.float64) / p
-    if not len(sigma):
-        return matrix.new_zeros(()), torch.zeros_like(matrix)
-    gaps = (sigma[0] - sigma) * (sigma[0] + sigma)  # sums of these do not cancel
-    value = (gaps.sum() + (p - len(sigma)) * sigma[0] ** 2) / (2 * p)
-    return value.to(matrix), (_extreme(u, sigma, v, 0) - scaled).to(matrix)
+Pair = tuple[Tensor, Tensor]
+
+
+def _homogeneous(
+    formula: Callable[[Tensor, torch.dtype], Pair], matrix: Tensor, degree: int, what: str
+) -> Pair:
+    """Value and gradient of a formula that is homogeneous of some degree, at unit scale.
+
+    An infinite value (R_ill at κ = 1) is handed on as it is.
+    """
+    matrix = real(matrix)
+    s, exponent = unit(matrix)
+    value, gradient = formula(s, matrix.dtype)
+    powers = degree * exponent, (degree - 1) * exponent
+    if not bool(torch.isinf(value)):
+        value = answer(value, powers[0], matrix.dtype, what)
+    gradient = answer(gradient, powers[1], matrix.dtype, f"the gradient of {what}")
+    return value.to(matrix), gradient.to(matrix)
+
+
+def _well(matrix: Tensor) -> Pair:
+    def formula(s: Tensor, dtype: torch.dtype) -> Pair:
+        if s.is_cuda and bool(s.any()):
+            return _well_of(s, *leading_projector(s))
+        u, sigma, v = _singular(s, None, dtype)
+        p = min(s.shape)
+        if not len(sigma):
+            return s.new_zeros(()), torch.zeros_like(s)
+        gaps = (sigma[0] - sigma) * (sigma[0] + sigma)  # sums of these do not cancel
+        value = (gaps.sum() + (p - len(sigma)) * sigma[0] ** 2) / (2 * p)
+        return value, _extreme(u, sigma, v, 0) - s.to("cpu") / p
+
+    return _homogeneous(formula, matrix, 2, "R_well")
 
 
 def r_well(matrix: Tensor) -> Tensor:
@@ -141,7 +187,7 @@ def r_well(matrix: Tensor) -> Tensor:
     >>> float(r_well(torch.diag(torch.tensor([2.0, 1.0]))))
     0.75
     """
-    return _ClosedForm.apply(matrix, *_well(matrix))
+    return _ClosedForm.apply(real(matrix), *_well(matrix))
 
 
 def r_well_gradient(matrix: Tensor) -> Tensor:
@@ -149,18 +195,18 @@ def r_well_gradient(matrix: Tensor) -> Tensor:
     return _well(matrix)[1]
 
 
-def _ill(matrix: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
-    full = rank in (None, len(matrix))
-    if matrix.is_cuda and full and (end := trailing_projector(matrix)) is not None:
-        return _ill_of(matrix, *end)
-    u, sigma, v = _singular(matrix, rank)
-    if not len(sigma) or bool(tied(sigma, -1).all()):
-        return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
-    size = sigma[0]  # squares and fourth powers are taken at unit scale, where they fit
-    gap = ill_gap(sigma / size)
-    pull = _extreme(u, sigma, v, -1) - matrix.detach().to("cpu", torch.float64) / len(sigma)
-    gradient = pull / size / gap**2 / size / size / size
-    return (1 / gap / size / size).to(matrix), gradient.to(matrix)
+def _ill(matrix: Tensor, rank: int | None) -> Pair:
+    def formula(s: Tensor, dtype: torch.dtype) -> Pair:
+        full = rank in (None, len(s))
+        if s.is_cuda and full and (end := trailing_projector(s)) is not None:
+            return _ill_of(s, *end)
+        u, sigma, v = _singular(s, rank, dtype)
+        if not len(sigma) or bool(tied(sigma, -1).all()):
+            return s.new_full((), float("inf")), torch.zeros_like(s)
+        gap = ill_gap(sigma)
+        return 1 / gap, (_extreme(u, sigma, v, -1) - s.to("cpu") / len(sigma)) / gap**2
+
+    return _homogeneous(formula, matrix, -2, "R_ill")
 
 
 def ill_gap(sigma: Tensor) -> Tensor:
@@ -178,7 +224,7 @@ def r_ill(matrix: Tensor, rank: int | None = None) -> Tensor:
     >>> float(r_ill(torch.diag(torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64))))
     1.3333333333333333
     """
-    return _ClosedForm.apply(matrix, *_ill(matrix, rank))
+    return _ClosedForm.apply(real(matrix), *_ill(matrix, rank))
 
 
 def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
@@ -186,18 +232,20 @@ def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
     return _ill(matrix, rank)[1]
 
 
-def _kappa(matrix: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
-    full = rank in (None, len(matrix))
-    if matrix.is_cuda and full and (end := trailing_projector(matrix)) is not None:
-        return _kappa_of(matrix, *leading_projector(matrix), *end)
-    u, sigma, v = _singular(matrix, rank)
-    if not len(sigma):
-        raise InputError("the matrix is zero, so its condition number is undefined.")
-    kappa = sigma[0] / sigma[-1]
-    gradient = kappa * (
-        _extreme(u, sigma, v, 0) / sigma[0] ** 2 - _extreme(u, sigma, v, -1) / sigma[-1] ** 2
-    )
-    return kappa.to(matrix), gradient.to(matrix)
+def _kappa(matrix: Tensor, rank: int | None) -> Pair:
+    def formula(s: Tensor, dtype: torch.dtype) -> Pair:
+        full = rank in (None, len(s))
+        if s.is_cuda and full and (end := trailing_projector(s)) is not None:
+            return _kappa_of(s, *leading_projector(s), *end)
+        u, sigma, v = _singular(s, rank, dtype)
+        if not len(sigma) or not bool(sigma[-1] > 0):
+            raise InputError("the matrix is zero, so its condition number is undefined.")
+        kappa = sigma[0] / sigma[-1]
+        return kappa, kappa * (
+            _extreme(u, sigma, v, 0) / sigma[0] ** 2 - _extreme(u, sigma, v, -1) / sigma[-1] ** 2
+        )
+
+    return _homogeneous(formula, matrix, 0, "κ")
 
 
 def kappa(matrix: Tensor, rank: int | None = None) -> Tensor:
@@ -206,7 +254,7 @@ def kappa(matrix: Tensor, rank: int | None = None) -> Tensor:
     >>> float(kappa(torch.diag(torch.tensor([6.0, 2.0, 0.0]))))
     3.0
     """
-    return _ClosedForm.apply(matrix, *_kappa(matrix, rank))
+    return _ClosedForm.apply(real(matrix), *_kappa(matrix, rank))
 
 
 def kappa_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
@@ -219,8 +267,8 @@ def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor:
 
     Where λ is lost in the rounding of Σ_zz, its limit λ → 0, the pseudo-inverse, is taken.
     """
-    if not (ridge >= 0 and floor >= 0):
-        raise InputError(f"ridge and floor must be at least 0, got {ridge} and {floor}.")
+    if not (0 <= ridge < math.inf and floor >= 0):
+        raise InputError(f"ridge and floor must be finite and at least 0, got {ridge} and {floor}.")
     if not variance > 0:
         raise InputError(
             "the labels are constant, so no share of them can be explained; ρ needs at least "
@@ -237,8 +285,8 @@ def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor:
     factor, failed = torch.linalg.cholesky_ex(zz + damping * eye)
     if int(failed):
         raise NumericalError(
-            f"Σ + {damping:.3g}·I is not positive definite: the features hold NaN or infinities. "
-            "Lower the step size, or clip gradients."
+            f"Σ + {damping:.3g}·I is not positive definite: the features hold NaN or infinities, "
+            "or floor dwarfs them. Lower the step size, clip gradients, or lower floor."
         )
     return torch.cholesky_solve(zy, factor)
 
@@ -251,18 +299,34 @@ def _rho(
             f"ρ needs features (n, D) and targets (n, C); got {tuple(features.shape)} and "
             f"{tuple(targets.shape)}. Encode class labels with Task.targets or one_hot."
         )
-    z = features.detach().to(torch.float64)
-    y = targets.detach().to(z)
+    features = real(features)
     total = summed if across else (lambda values: values)
+    z, exponent = _shared_unit(features, total)  # ρ knows neither unit, its gradient one
+    y, _ = _shared_unit(targets.to(z.device), total)
     n, d = int(total(torch.tensor(len(z), device=z.device))), z.shape[1]
-    z, y = z - total(z.sum(0)) / n, y - total(y.sum(0)) / n
+    z, y = _shared_centre(z, n, total), _shared_centre(y, n, total)
+    floor = float(carry(torch.tensor(floor, dtype=torch.float64), -2 * exponent))
     zy = total(z.T @ y) / n
     variance = float(total(y.square().sum()) / n)
     weights = _ridge_weights(total(z.T @ z) / n, zy, variance, ridge, floor)
     shrink = ridge / d * weights.square().sum()
     scale = 2 / (n * variance) * (world() if across else 1)  # see immunis.processes
     gradient = scale * ((y - z @ weights) @ weights.T - shrink * z)
+    gradient = answer(gradient, -exponent, features.dtype, "the gradient of ρ")
     return ((zy * weights).sum() / variance).to(features), gradient.to(features)
+
+
+def _shared_unit(values: Tensor, total: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
+    """Values at unit scale in float64, by the same power of two in every process."""
+    values = real(values).detach().to(torch.float64)
+    exponent = exponent_of(total(values.abs().max()))
+    return carry(values, -exponent), exponent
+
+
+def _shared_centre(values: Tensor, n: int, total: Callable[[Tensor], Tensor]) -> Tensor:
+    """Values about their mean over all processes; a constant column becomes exactly zero."""
+    moved = values - total(values[0]) / int(total(torch.tensor(1, device=values.device)))
+    return moved - total(moved.sum(0)) / n
 
 
 def rho(
@@ -287,7 +351,7 @@ def rho(
         floor: absolute damping, which keeps the solve stable when features collapse.
         across: moments are summed over the processes of a distributed run.
     """
-    return _ClosedForm.apply(features, *_rho(features, targets, ridge, floor, across))
+    return _ClosedForm.apply(real(features), *_rho(features, targets, ridge, floor, across))
 
 
 def rho_gradient(
@@ -302,8 +366,8 @@ def rho_gradient(
 
 def rho_of_gram(gram: Gram, ridge: float = 1e-3, floor: float = 0.0) -> float:
     """ρ from streamed moments, for data sets that do not fit in memory."""
-    n = gram.samples
-    zy = gram.cross_scatter / n
-    variance = float(gram.target_scatter.trace() / n)
-    weights = _ridge_weights(gram.scatter / n, zy, variance, ridge, floor)
-    return float((zy * weights).sum() / variance)
+    (zz, e), (zy, f) = unit(gram.scatter / gram.samples), unit(gram.cross_scatter / gram.samples)
+    variance, g = unit(gram.target_scatter.trace() / gram.samples)
+    floor = float(carry(torch.tensor(floor, dtype=torch.float64), -e))
+    weights = _ridge_weights(zz, zy, float(variance), ridge, floor)
+    return float(carry((zy * weights).sum() / variance, 2 * f - e - g))

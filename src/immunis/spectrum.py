@@ -19,9 +19,11 @@ from torch import Tensor
 
 from immunis.errors import InputError, NumericalError, RankWarning
 from immunis.gram import Gram, gram_of
+from immunis.scale import carry, real, unit
 from immunis.splits import EPS64
 
 REFERENCE_SHIFT = 1e-6
+LARGEST = 1e290  # beyond this (or below its inverse) a spectrum leaves float64's range
 
 
 def relative_cutoff(
@@ -64,12 +66,15 @@ def leading_projector(matrix: Tensor) -> tuple[Tensor, Tensor]:
     accelerator this takes a tenth of the time of a full decomposition; on a CPU ``eigh``
     is faster.
     """
-    s = matrix.detach().to(torch.float64)
-    power = s / s.diagonal().sum()
+    s, exponent = unit(matrix)
+    size = s.diagonal().sum()
+    if not bool(size > 0):
+        raise InputError("the trace is not positive: the matrix is zero, or no Gram matrix.")
+    power = s / size
     for _ in range(SQUARINGS):
         power = power @ power
         power = (power + power.mT) / (2 * power.diagonal().sum())
-    return (s * power).sum(), power
+    return carry((s * power).sum(), exponent), power
 
 
 def trailing_projector(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -77,7 +82,7 @@ def trailing_projector(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
 
     Then the matrix is singular to working precision: let ``eigh`` find its rank.
     """
-    s = matrix.detach().to(torch.float64)
+    s, exponent = unit(matrix)
     size = s.diagonal().sum()
     factor, failed = torch.linalg.cholesky_ex(s / size)
     if int(failed) or not bool(factor.diagonal().min() > relative_cutoff(len(s)) ** 0.5):
@@ -86,7 +91,7 @@ def trailing_projector(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     smallest = (s * bottom).sum()
     if not bool(smallest > size * 1e2 * relative_cutoff(len(s))):
         return None
-    return smallest, bottom
+    return carry(smallest, exponent), bottom
 
 
 @dataclass(frozen=True)
@@ -125,14 +130,18 @@ class Spectrum:
         elif center or bias:
             raise InputError("center and bias need the moments of a Gram, not a bare matrix.")
         source = torch.as_tensor(source)
-        if not source.is_floating_point():
-            source = source.to(torch.float64)
         if source.ndim != 2 or source.shape[0] != source.shape[1] or not len(source):
             raise InputError(f"expected a square matrix, got shape {tuple(source.shape)}.")
+        source = real(source)
         matrix = source.detach().to("cpu", torch.float64)
         scale = matrix.abs().max()
         if not bool(torch.isfinite(scale)):
             raise InputError("the matrix holds NaN or infinities; its spectrum is undefined.")
+        if not float(scale) <= LARGEST or 0 < float(scale) < 1 / LARGEST:
+            raise InputError(
+                f"the matrix reaches {float(scale):.3g} in size; between {1 / LARGEST:.0e} and "
+                f"{LARGEST:.0e} its eigenvalues and the cut-off below them fit float64. Rescale it."
+            )
         share = relative_cutoff(len(matrix), epsilon, source.dtype)
         if float((matrix - matrix.T).abs().max()) > max(1e-8, 10 * share) * float(scale):
             raise InputError(
@@ -215,13 +224,20 @@ class Spectrum:
         Raises:
             InputError: if ``ridge`` is negative, or zero on a rank-deficient matrix.
         """
-        if not ridge >= 0:
-            raise InputError(f"ridge must be at least 0, got {ridge}.")
+        if not 0 <= ridge < math.inf:
+            raise InputError(f"ridge must be a finite number of at least 0, got {ridge}.")
         if ridge == 0 and self.rank < self.dimension:
             raise InputError(
                 f"rank {self.rank} of {self.dimension}: κ(H + 0·I) is infinite; pass ridge > 0."
             )
-        return (self.largest + ridge) / (max(float(self.eigenvalues[-1]), 0.0) + ridge)
+        low = float(self.eigenvalues[-1])
+        low = ridge + (low if low > self.cutoff else 0.0)
+        if not low > self.cutoff:
+            raise InputError(
+                f"ridge={ridge:g} is lost in the rounding of a matrix of size {self.largest:.3g}; "
+                f"pass more than {self.cutoff:.3g}."
+            )
+        return (self.largest + ridge) / low
 
 
 def quiet_spectrum(gram: Gram) -> Spectrum:
@@ -293,9 +309,9 @@ def reference_condition_number(matrix: Tensor) -> float:
     """
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"expected a square matrix, got shape {tuple(matrix.shape)}.")
-    matrix = matrix.detach().to("cpu", torch.float64)
-    if not bool(torch.isfinite(matrix).all()):
-        raise InputError("the matrix holds NaN or infinities.")
+    matrix = real(matrix).detach().to("cpu", torch.float64)
+    if not float(matrix.abs().max()) <= LARGEST:
+        raise InputError(f"the matrix holds NaN, infinities or numbers beyond {LARGEST:.0e}.")
     eye = torch.eye(len(matrix), dtype=torch.float64)
     values = torch.linalg.eigvalsh(matrix + REFERENCE_SHIFT * eye)
     kept = values[values > REFERENCE_SHIFT]

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from immunis.errors import InputError
+
 LEAST_HELP = 0.01
 REACH = 0.9  # cost is measured up to this share of what the original allows above chance
 COSTS = ("steps", "samples", "flops", "seconds")
@@ -29,15 +31,41 @@ def interval(values: Sequence[float], level: float = 0.95) -> dict[str, Any]:
     """
     from scipy import stats
 
+    if not 0 < level < 1:
+        raise InputError(f"level must lie between 0 and 1, got {level}.")
     kept = [v for v in values if not math.isnan(v)]
     if not kept:
         return {"mean": math.nan, "low": math.nan, "high": math.nan, "values": list(values)}
-    mean = float(np.mean(kept))
+    mean = _mean(kept)
     if len(kept) < 2 or not all(map(math.isfinite, kept)):  # one run says nothing of its spread
         return {"mean": mean, "low": math.nan, "high": math.nan, "values": list(values)}
-    error = float(np.std(kept, ddof=1)) / math.sqrt(len(kept))
+    error = _deviation(kept) / math.sqrt(len(kept))
     reach = float(stats.t.ppf((1 + level) / 2, len(kept) - 1)) * error
     return {"mean": mean, "low": mean - reach, "high": mean + reach, "values": list(values)}
+
+
+def _unit(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
+    """Finite values at unit scale, where sums and squares fit, and the power of two taken out.
+
+    R² of a probe that diverged may lie near the end of float64's range.
+    """
+    array = np.asarray(values, float)
+    exponent = int(np.frexp(np.abs(array).max())[1])
+    return np.ldexp(array, -exponent), exponent
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    """Mean of scores; that of opposite infinities is NaN."""
+    if not all(map(math.isfinite, values)):
+        return float(sum(values))
+    scaled, exponent = _unit(values)
+    return float(np.ldexp(scaled.mean(), exponent))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation of finite values about their mean, over n − 1."""
+    scaled, exponent = _unit(values)
+    return float(np.ldexp(scaled.std(ddof=1), exponent))
 
 
 def stopped(curve: Curve) -> list[dict[str, float]]:
@@ -66,9 +94,10 @@ def residual_advantage(defended: float, original: float, untrained: float) -> fl
     (0.5, 0.0)
     """
     gain = original - untrained
-    if not gain >= LEAST_HELP or not math.isfinite(gain + defended):
+    if not gain >= LEAST_HELP or not math.isfinite(gain):
         return math.nan
-    return max(0.0, (defended - untrained) / gain)
+    share = (defended - untrained) / gain
+    return max(0.0, share) if math.isfinite(share) else math.nan
 
 
 def summarise(
@@ -110,7 +139,7 @@ def summarise(
             rows[model]["notes"].append("does not beat chance: defended well, or did not train")
     if original not in finals:
         return rows
-    target = chance + REACH * (float(np.mean(finals[original])) - chance)
+    target = chance + REACH * (_mean(finals[original]) - chance)
     paid = {
         model: {
             cost: float(np.median([cost_to_reach(c, target)[cost] for c in runs])) for cost in COSTS
@@ -134,14 +163,14 @@ def _advantage(
 ) -> dict[str, Any]:
     """Residual advantage from the means, with an interval from the seeds by jackknife."""
     arrays = [np.asarray(v, float) for v in (defended, original, untrained)]
-    mean = residual_advantage(*(float(a.mean()) for a in arrays))
+    mean = residual_advantage(*map(_mean, arrays))
     n = len(arrays[0])
     if math.isnan(mean) or n < 2:
         return {"mean": mean, "low": mean, "high": mean}
-    left = [residual_advantage(*(float(np.delete(a, i).mean()) for a in arrays)) for i in range(n)]
+    left = [residual_advantage(*(_mean(np.delete(a, i)) for a in arrays)) for i in range(n)]
     if any(map(math.isnan, left)):  # one seed decides whether there is any help at all
         return {"mean": mean, "low": 0.0, "high": math.inf}
-    error = math.sqrt((n - 1) / n * float(np.sum((np.array(left) - np.mean(left)) ** 2)))
+    error = (n - 1) / math.sqrt(n) * _deviation(left)
     return {"mean": mean, "low": max(0.0, mean - 1.96 * error), "high": mean + 1.96 * error}
 
 
@@ -165,7 +194,7 @@ def _mean_curve(curves: Sequence[Curve]) -> list[dict[str, float]]:
             {
                 "steps": step,
                 "flops": float(np.mean([p["flops"] for p in last])),
-                "mean": float(np.mean(scores)),
+                "mean": _mean(scores),
                 "low": min(scores),
                 "high": max(scores),
             }

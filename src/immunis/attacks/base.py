@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from immunis.features import Cut
+from immunis.scale import carry, exponent_of
 
 Settings = Mapping[str, Any]
 Space = Mapping[str, Sequence[Any]]
@@ -187,14 +188,21 @@ class Features:
 
     def standardised(self) -> Features:
         """Return the problem with every feature centred and of unit deviation."""
-        mean, deviation = self.z.mean(0), self.z.std(0)
+        z, exponent = self._unit()
+        mean, deviation = z.mean(0), z.std(0)
         scale = torch.where(deviation > 1e-12 * deviation.max(), deviation, torch.inf)
-        return self.map(lambda z: (z - mean) / scale)
+        return self.map(lambda z: (carry(z, -exponent) - mean) / scale)
 
     def scaled(self) -> Features:
         """Return the problem with one common factor that makes the mean square one."""
-        size = self.z.square().mean().sqrt().clamp(min=1e-300)
-        return self.map(lambda z: z / size)
+        z, exponent = self._unit()
+        size = z.square().mean().sqrt()
+        return self.map(lambda z: carry(z, -exponent) / torch.where(size > 0, size, 1.0))
+
+    def _unit(self) -> tuple[Tensor, int]:
+        """Features to fit on at unit scale, where their squares fit their dtype."""
+        exponent = exponent_of(self.z.abs().max())
+        return carry(self.z, -exponent), exponent
 
     def scores(self, predict: Predict) -> tuple[float, float]:
         """Score predictions (samples, outputs) on the validation and test parts."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from immunis.attacks.base import Arena, Attack, Point, Settings
 from immunis.attacks.probing import least_squares_curve
+from immunis.scale import unit
 
 
 def line_search(hessian: Tensor, cross: Tensor, start: Tensor | None = None) -> Iterator[Tensor]:
@@ -23,12 +24,17 @@ def line_search(hessian: Tensor, cross: Tensor, start: Tensor | None = None) -> 
         start: w₀ (D×C); zero if left out.
     """
     w = torch.zeros_like(cross) if start is None else start.clone()
+    largest, epsilon = hessian.abs().max(), len(hessian) * torch.finfo(hessian.dtype).eps
     while True:
         yield w
         gradient = hessian @ w - cross
-        curvature = float((gradient * (hessian @ gradient)).sum())
+        noise = epsilon * (largest * w.abs().sum(0).max() + cross.abs().max())
+        if bool(gradient.abs().max() <= noise):  # the optimum: what is left is rounding
+            continue
+        way = unit(gradient)[0].to(gradient)  # where squares fit; their ratio is the same
+        curvature = float((way * (hessian @ way)).sum())
         if curvature > 0:  # at the optimum the gradient is zero and w stays
-            w = w - float(gradient.square().sum()) / curvature * gradient
+            w = w - float(way.square().sum()) / curvature * gradient
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from immunis.attacks.base import Arena, Attack, Meter, Point, Settings, solve_flops
 from immunis.attacks.probing import one_point
-from immunis.errors import InputError
+from immunis.errors import InputError, NumericalError
 from immunis.gram import Gram, gram_of
+from immunis.scale import answer, unit
 
 
 def ridge_probe(gram: Gram, ridge: float = 1e-6) -> tuple[Tensor, Tensor]:
@@ -16,11 +19,15 @@ def ridge_probe(gram: Gram, ridge: float = 1e-6) -> tuple[Tensor, Tensor]:
 
     ``w = (S_zz + λI)⁻¹S_zy`` from centred scatter, ``λ = ridge·tr(S_zz)/D``; ``b = ȳ − z̄ᵀw``.
     """
-    if not ridge > 0:
-        raise InputError(f"ridge must be positive, got {ridge}.")
-    damped = gram.scatter.clone()
-    damped.diagonal().add_(ridge * gram.scatter.diagonal().mean().clamp(min=1e-300))
-    weights = torch.linalg.solve(damped, gram.cross_scatter)
+    if not 0 < ridge < math.inf:
+        raise InputError(f"ridge must be positive and finite, got {ridge}.")
+    (damped, e), (cross, f) = unit(gram.scatter), unit(gram.cross_scatter)
+    size = damped.diagonal().mean()
+    damped.diagonal().add_(ridge * size if size > 0 else 1.0)  # without features, w = 0
+    solved, failed = torch.linalg.solve_ex(damped, cross)
+    if int(failed):
+        raise NumericalError(f"S + λI is singular with ridge {ridge:g}; raise it.")
+    weights = answer(solved, f - e, torch.float64, "a weight of the ridge probe")
     return weights, gram.target_mean - gram.mean @ weights
 
 

@@ -16,11 +16,13 @@ from immunis.attacks.base import (
 )
 from immunis.attacks.gd_line_search import line_search
 from immunis.attacks.probing import least_squares_curve
+from immunis.gram import check_squares
 from immunis.spectrum import eigh, relative_cutoff
 
 
 def whitening(z: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Mean and ``(Σ + ridge·tr(Σ)/D·I)^{-1/2}`` on the range of Σ."""
+    check_squares(z.double(), "features")
     mean = z.double().mean(0)
     centred = z.double() - mean
     values, vectors = eigh(centred.T @ centred / len(z))
