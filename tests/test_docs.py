@@ -109,3 +109,16 @@ def test_a_room_imports_only_from_rooms_above_it(room):
 def test_the_picture_of_the_rooms_is_current():
     image = ROOT / "docs" / "images" / "rooms.svg"
     assert image.read_text(encoding="utf-8") == build.picture(), "run: python docs/build.py"
+
+
+def test_every_test_that_the_reliability_table_names_exists():
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)::(\w+)(?:::(\w+))?`", text)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    headings = sum(line.startswith("| fault or input") for line in rows)
+    shown = sum(bool(re.search(r"`[\w/]+\.py::\w+", row)) for row in rows)
+    assert shown == len(rows) - headings, "each row names the test that shows it"
+    for file, *names in named:
+        source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        for name in filter(None, names):
+            assert re.search(rf"^ *(def|class) {name}\b", source, re.M), f"{file}::{name}"
