@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from immunis import InputError, NumericalError, PreconditionedLinear, Spectrum, Task
+from immunis import (
+    InputError,
+    NumericalError,
+    PreconditionedLinear,
+    Spectrum,
+    Task,
+    immunize,
+)
 from immunis import guarantees as g
 from immunis import regularizers as r
 from immunis.attacks import ATTACKS
@@ -174,6 +181,13 @@ def test_a_preconditioned_gradient_of_nan_is_refused():
     layer = PreconditionedLinear(1, 1, dtype=F)
     with pytest.raises(NumericalError, match="NaN"):
         layer(torch.tensor([[math.nan]], dtype=F)).sum().backward()
+
+
+def test_a_layer_whose_dtype_cannot_hold_theta_is_refused():
+    torch.manual_seed(0)
+    p, h = (Task((1e-8 * torch.randn(30, 3, dtype=F), torch.arange(30) % 2)) for _ in range(2))
+    with pytest.raises(NumericalError, match="too large for torch.float16"):
+        immunize(torch.eye(3, dtype=torch.float16), p, h, "frontier")
 
 
 def test_the_leading_projector_refuses_zero():

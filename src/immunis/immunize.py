@@ -33,6 +33,7 @@ from immunis.metrics import (
 from immunis.plan import Hardware, Training
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
+from immunis.scale import answer
 from immunis.splits import Split
 from immunis.tasks import Task
 
@@ -337,7 +338,7 @@ def _layer(model: nn.Linear | Tensor, theta: Tensor, bias: Tensor | None) -> nn.
     like = model.weight if isinstance(model, nn.Linear) else model
     layer = nn.Linear(theta.shape[0], theta.shape[1], bias is not None, like.device, like.dtype)
     with torch.no_grad():
-        layer.weight.copy_(theta.T)
+        layer.weight.copy_(answer(theta.T, 0, like.dtype, "the immunized θ"))
         if bias is not None:
-            layer.bias.copy_(bias)
+            layer.bias.copy_(answer(bias, 0, like.dtype, "the immunized bias"))
     return layer.requires_grad_(False).eval()
