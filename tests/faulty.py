@@ -19,6 +19,7 @@ import torch
 
 from deep import small_net, tasks
 from immunis import LostProcessError, Record, cli
+from immunis.console import take
 from immunis.features import cut
 from immunis.files import release
 from immunis.methods import get_method
@@ -99,7 +100,7 @@ def run(what, folder, log, die_at=None, largest=None):
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     if COMMANDS[what] is None:
         with cli.held:
-            run_sweep(cli._folder(folder))
+            run_sweep(take(folder))
         return
     sys.argv = ["immunis", *COMMANDS[what], "--output", str(folder), "--json"]
     cli.main()

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -11,6 +12,20 @@ import pytest
 from safetensors.torch import load_file
 
 from immunis import Record, cli
+
+RECIPE = """
+[data]
+source = "digit-parity"
+[model]
+network = [8]
+[method]
+name = "erase"
+[audit]
+budget = 5
+seeds = 1
+attacks = ["ridge", "finetune_all"]
+"""
+NETWORK = RECIPE.replace('"erase"', '"probe"') + "[training]\nsteps = 40\nharmful_batch = 32\n"
 
 
 class Done(NamedTuple):
@@ -38,6 +53,70 @@ def run(monkeypatch, capsys, tmp_path):
         return Done(code, *capsys.readouterr())
 
     return call
+
+
+def test_alone_it_says_what_to_do_first(run):
+    done = run()
+    assert done.returncode == 0
+    assert "immunis demo" in done.stdout
+    assert "start here" in done.stdout
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_quiet_prints_where_the_result_is_and_nothing_else(run, place):
+    words = ["measure", "digits"]
+    done = run(*words[:place], "--quiet", *words[place:])
+    assert done.stdout == f"written: {Path('immunis-runs/digits-measure')}/record.json\n"
+    assert done.stderr == ""  # no bar, no warning
+
+
+def test_verbose_prints_every_stage_and_the_traceback_of_an_error(run, tmp_path):
+    (tmp_path / "small.toml").write_text(RECIPE)
+    done = run("audit", "small.toml", "--attacks", "ridge", "-v")
+    assert "100% " in done.stderr
+    assert "Traceback" in run("-v", "measure", "nothing").stderr
+    assert "Traceback" not in run("measure", "nothing").stderr
+    assert run("-v", "-q", "measure", "digits").returncode == 2
+
+
+@pytest.mark.parametrize("command", ["immunize", "audit"])
+def test_a_dry_run_estimates_time_and_memory_and_writes_nothing(run, tmp_path, command):
+    (tmp_path / "small.toml").write_text(RECIPE)
+    before = sorted(tmp_path.rglob("*"))
+    done = run(command, "small.toml", "--dry-run")
+    assert done.returncode == 0
+    assert re.fullmatch(
+        r"about [\d.]+ (seconds|minutes); [\d.]+ GiB of memory for each process\.",
+        done.stdout.splitlines()[-1],
+    )
+    assert sorted(tmp_path.rglob("*")) == before
+    found = json.loads(run(command, "small.toml", "--dry-run", "--json").stdout)
+    assert found["seconds"] == pytest.approx(sum(found["parts"].values()))
+    assert found["memory"] > 1e6
+
+
+def test_a_dry_run_of_a_network_times_its_training(run, tmp_path):
+    (tmp_path / "small.toml").write_text(NETWORK)
+    done = run("immunize", "small.toml", "--dry-run", "--json")
+    assert json.loads(done.stdout)["parts"]["probe"] > 0, done.stderr
+
+
+def test_no_colours_where_the_output_is_no_terminal(tmp_path):
+    command = [sys.executable, "-m", "immunis.cli", "list", "recipes"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=True)
+    assert b"\x1b" not in done.stdout
+
+
+def test_the_shell_completes_commands_and_recipes(tmp_path):
+    for typed, expected in (("immunis aud", "audit"), ("immunis audit digit", "digit-parity")):
+        asked = {
+            "_IMMUNIS_COMPLETE": "complete_bash",
+            "COMP_WORDS": typed,
+            "COMP_CWORD": str(typed.count(" ")),
+        }
+        command = [Path(sys.executable).parent / "immunis"]
+        done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True)
+        assert expected in done.stdout.split(), done.stderr
 
 
 @pytest.mark.parametrize("command", [[], ["measure"], ["immunize"], ["audit"], ["demo"], ["list"]])

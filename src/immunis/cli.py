@@ -8,24 +8,45 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.table
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from typer.core import TyperGroup
 
 from immunis._version import __version__
+from immunis.console import (
+    bar,
+    err,
+    explain,
+    held,
+    manner,
+    out,
+    say,
+    show,
+    show_estimate,
+    show_warning,
+    take,
+    where,
+)
 from immunis.errors import ImmunisError
 from immunis.tables import Table
 
+
+class Anywhere(TyperGroup):
+    """Lets --quiet and --verbose stand before or after the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Move them to the front; what follows ``--`` stays."""
+        end = args.index("--") if "--" in args else len(args)
+        moved = [a for a in args[:end] if a in ("-q", "--quiet", "-v", "--verbose")]
+        rest = [a for a in args[:end] if a not in moved] + args[end:]
+        return super().parse_args(ctx, [*moved, *rest])
+
+
 app = typer.Typer(
-    no_args_is_help=True,
+    cls=Anywhere,
+    invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -33,14 +54,20 @@ app = typer.Typer(
     help="Make open-weight models hard to turn to harm, and measure how hard. "
     "Start with: [bold]immunis demo[/bold].",
 )
-out, err = Console(), Console(stderr=True)
-held = ExitStack()  # output folders, until the command ends
+
+
+def _recipes(incomplete: str) -> list[str]:
+    from immunis.recipes import catalogue
+
+    return [e["name"] for e in catalogue()["recipes"] if e["name"].startswith(incomplete)]
+
 
 Recipe = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
         help="A TOML file, or the name of a bundled recipe (see: immunis list recipes).",
+        autocompletion=_recipes,
     ),
 ]
 Data = Annotated[
@@ -54,6 +81,10 @@ Json = Annotated[
     bool, typer.Option("--json", help="Print the record as JSON on stdout, and nothing else.")
 ]
 
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Only estimate time and memory, from a short pilot."),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps or auto: where models run.")]
 Devices = Annotated[int, typer.Option(min=1, help="Devices of this machine to train on.")]
 Precision = Annotated[str, typer.Option(help="32-true, bf16-mixed, ...: of training.")]
@@ -65,58 +96,38 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+FIRST = """immunis {version}: make open-weight models hard to turn to harm, and measure how hard.
+
+  immunis demo              every method on bundled digits, in seconds: start here
+  immunis list recipes      what can be run as it is
+  immunis measure RECIPE    how far conditioning could go on a pair of tasks
+  immunis immunize RECIPE   defend a model; weights, model card and card come out
+  immunis audit RECIPE      what every attacker pays, controls beside it
+  immunis card RECORD       one page to publish
+
+  immunis --help            all commands; immunis COMMAND --help: all options"""
+
+
 @app.callback()
 def root(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only where the result is, and errors.")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Print every stage; errors with their traceback."),
+    ] = False,
 ) -> None:
     """Make open-weight models hard to turn to harm, and measure how hard."""
-
-
-@contextmanager
-def _bar(
-    title: str, quiet: bool, kept: str = "no result was written."
-) -> Iterator[Callable[[str, float], None]]:
-    """A progress bar on stderr; pulses until the first report."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=err, transient=True, disable=quiet) as progress:
-        job = progress.add_task(escape(title), total=None)
-        try:
-            yield lambda what, share: progress.update(
-                job, description=escape(what), completed=share, total=1.0
-            )
-        except KeyboardInterrupt:
-            err.print(f"interrupted: {kept}", markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(130) from None
-
-
-def _print(table: Table, text: bool = False) -> None:
-    """Print a table of figures; with ``text``, cells are left-aligned and wrap instead."""
-    grid = rich.table.Table(
-        title=escape(table.title),
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1) if text else 0,
-    )
-    for index, column in enumerate(table.columns):
-        left = text or index == 0
-        grid.add_column(column, justify="left" if left else "right", no_wrap=not text)
-    for row in table.rows:
-        grid.add_row(*(escape(cell) for cell in row))
-    out.print(grid)
-
-
-def _folder(path: str) -> Path:
-    """Hold an output folder until the command ends: nobody else writes to it meanwhile."""
-    from immunis.files import hold
-
-    return held.enter_context(hold(path))
-
-
-def _where(*paths: Path) -> None:
-    """Say where the result is; always the last line."""
-    out.print("written: " + ", ".join(str(path) for path in paths), soft_wrap=True, markup=False)
+    if quiet and verbose:
+        raise typer.BadParameter("--quiet and --verbose exclude each other.")
+    manner.quiet, manner.verbose = quiet, verbose
+    if ctx.invoked_subcommand is None:
+        typer.echo(FIRST.format(version=__version__))
 
 
 @app.command()
@@ -128,8 +139,8 @@ def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json
     from immunis.tables import measure_table, number
 
     chosen = load_recipe(recipe)
-    folder = _folder(output or f"immunis-runs/{chosen.name}-measure")
-    with _bar(f"measure {chosen.name}", json):
+    folder = take(output or f"immunis-runs/{chosen.name}-measure")
+    with bar(f"measure {chosen.name}", json):
         tasks = chosen.tasks(data)
         measured = run(tasks.primary, tasks.harmful)
         record = measured.record.with_settings(recipe=chosen.to_dict())
@@ -137,14 +148,13 @@ def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json
     if json:
         typer.echo(record.to_json())
         return
-    _print(measure_table(record))
-    out.print(
+    show(measure_table(record))
+    explain(
         f"ceiling RIR* = {number(measured.ceiling)}, with a ridge of 1e-3: "
         f"{number(measured.ridge_ceiling)}; free directions: {measured.free_directions}; "
         f"harmful labels a linear probe explains: ρ = {number(measured.rho)}",
-        highlight=False,
     )
-    _where(*paths)
+    where(*paths)
 
 
 @app.command()
@@ -162,6 +172,7 @@ def immunize(
         bool, typer.Option("--resume", help="Go on from the checkpoint in the output folder.")
     ] = False,
     wandb: Annotated[str | None, typer.Option(help="Weights & Biases project.")] = None,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Immunize a model as a recipe says; write weights, configuration, record and cards.
@@ -186,12 +197,19 @@ def immunize(
         "device": device, "devices": devices, "nodes": nodes, "strategy": strategy,
         "precision": precision, "compile": compiled,
     })  # fmt: skip
-    folder = _folder(output or f"immunis-runs/{chosen.name}-{method}")
+    if dry_run:
+        from immunis.estimate import estimate_immunize
+
+        with bar(f"estimate {chosen.name}", json):
+            found = estimate_immunize(chosen, chosen.tasks(data), hardware)
+        show_estimate(found, json)
+        return
+    folder = take(output or f"immunis-runs/{chosen.name}-{method}")
     state = make_folder(folder / "training") if chosen.training else None
     kept = {"kept": f"the same command with --resume goes on from {state}."} if state else {}
-    with _bar(f"immunize {chosen.name}", json, **kept) as bar:
+    with bar(f"immunize {chosen.name}", json, **kept) as report:
         tasks = chosen.tasks(data)
-        model = original(chosen, tasks, hardware, state, bar)
+        model = original(chosen, tasks, hardware, state, report)
         result = defended(
             chosen,
             chosen.method,
@@ -201,7 +219,7 @@ def immunize(
             folder=state,
             resume=resume,
             wandb=wandb,
-            progress=bar,
+            progress=report,
         )
         record = result.record.with_settings(recipe=chosen.to_dict())
         card = render(record)
@@ -214,9 +232,9 @@ def immunize(
     if json:
         typer.echo(record.to_json())
         return
-    _print(immunize_table(record))
-    out.print(rir_sentence(record), highlight=False)
-    _where(*paths)
+    show(immunize_table(record))
+    explain(rir_sentence(record))
+    where(*paths)
 
 
 @app.command()
@@ -240,6 +258,7 @@ def audit(
     ] = None,
     device: Device = "cpu",
     precision: Precision = "32-true",
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Run attacks against a model, its defences and its controls; the worst case leads.
@@ -261,21 +280,30 @@ def audit(
     )
 
     chosen = load_recipe(recipe)
-    folder = _folder(output or f"immunis-runs/{chosen.name}-audit")
+    hardware = hardware_of({"device": device, "precision": precision})
+    names = None if methods is None else [name.strip() for name in methods.split(",")]
+    if dry_run:
+        from immunis.estimate import estimate_audit
+
+        with bar(f"estimate {chosen.name}", json):
+            found = estimate_audit(chosen, chosen.tasks(data), attacks, names, workers, hardware)
+        show_estimate(found, json)
+        return
+    folder = take(output or f"immunis-runs/{chosen.name}-audit")
     resume = f"finished attacks are kept in {folder}; the same command goes on from there."
-    with _bar(f"audit {chosen.name}", json, resume) as bar:
+    with bar(f"audit {chosen.name}", json, resume) as report:
         result = run(
             chosen,
             data,
             attacks=attacks,
-            methods=None if methods is None else [name.strip() for name in methods.split(",")],
+            methods=names,
             workers=workers,
             cluster=cluster,
             folder=folder / "attacks",
             models_folder=models or folder / "models",
             device=device,
-            hardware=hardware_of({"device": device, "precision": precision}),
-            progress=bar,
+            hardware=hardware,
+            progress=report,
         )
     made = {"record.json": result.record.to_file(), "card.html": render(result.record)}
     paths = release(folder, made)
@@ -285,25 +313,24 @@ def audit(
     f = result.record.figures
     for table in (worst_case_table, audit_table, transfer_table, models_table):
         if table is not transfer_table or f["transfer"]:
-            _print(table(result.record))
+            show(table(result.record))
     scratch = f["controls"]["from scratch"]
     reached = percent(scratch["score"]["mean"]) if scratch["status"] == "done" else "failed"
     foretold = "; ".join(
         f"{name} {number(row['score'])} with score, {number(row['cost'])} with cost"
         for name, row in f["predictors"].items()
     )
-    out.print(
+    explain(
         "keeps: share of the original model's help, over untrained features, that the attacker "
         "keeps in the worst attack; gain: its points over the same attack on untrained features; "
         "cost x: steps to 90% of what the original allows, against the original; best/best: the "
         "share when each model meets its best attack; unranked: attacks that failed, do not apply, "
         f"or on which the original helps less than a point. Chance: {percent(f['chance'])}%; "
         f"trained from scratch: {reached}%. Rank correlation: {foretold}.",
-        highlight=False,
     )
     if not f["disjoint"]["checked"]:
-        out.print("Not checked: whether the attacker's data is disjoint from the defender's.")
-    _where(*paths)
+        explain("Not checked: whether the attacker's data is disjoint from the defender's.")
+    where(*paths)
 
 
 @app.command()
@@ -327,7 +354,7 @@ def card(
     from immunis.records import Record as Run
 
     path = output or records[0].parent / "card.html"
-    _where(write_card(path, *map(Run.load, records)))
+    where(write_card(path, *map(Run.load, records)))
 
 
 @app.command()
@@ -341,10 +368,10 @@ def figures(
     """Draw the figures of records, as a paper would print them: PDF, and PNG to look at."""
     from immunis.gallery import write_figures
 
-    folder = _folder(output or str(records[0].parent / "figures"))
-    with _bar("figures", False):
+    folder = take(output or str(records[0].parent / "figures"))
+    with bar("figures", False):
         write_figures(records, folder)
-    _where(folder)
+    where(folder)
 
 
 @app.command()
@@ -370,6 +397,7 @@ def reproduce(
 ) -> None:
     """Run the paper's linear experiments again, beside what it printed and what it should be.
 
+    On two cores house-prices takes about three minutes, mnist an hour; --quick one minute.
     Finished runs are kept in the output folder: the same command goes on where it stopped.
     """
     from immunis.errors import unknown
@@ -383,26 +411,25 @@ def reproduce(
         raise unknown("experiment", experiment, EXPERIMENTS)
     chosen = None if pairs is None else read_pairs(pairs)
     name = f"{experiment}-quick" if quick else experiment
-    folder = _folder(output or f"immunis-runs/reproduce-{name}")
+    folder = take(output or f"immunis-runs/reproduce-{name}")
     resume = f"finished runs are kept in {folder}; the same command goes on from there."
-    with _bar(f"reproduce {name}", json, resume) as bar:
+    with bar(f"reproduce {name}", json, resume) as report:
         record = run(
             experiment, data, quick=quick, seeds=seeds, pairs=chosen, workers=workers,
-            cluster=cluster, folder=folder / "runs", fetch=fetch, progress=bar,
+            cluster=cluster, folder=folder / "runs", fetch=fetch, progress=report,
         )  # fmt: skip
     paths = write(record, folder)
     if json:
         typer.echo(record.to_json())
         return
     for table in tables(record)[:2]:
-        _print(table, text=True)
-    out.print(
+        show(table, text=True)
+    explain(
         "released κ: as the paper's code computes it; honest κ: over the non-zero directions only; "
         "RIR*: the most any linear map can reach. @n, ridge: what an attacker with data of their "
         "own reaches in n descent steps, or in closed form. All tables: tables.md.",
-        highlight=False,
     )
-    _where(*paths)
+    where(*paths)
 
 
 @app.command()
@@ -418,9 +445,9 @@ def demo(
     from immunis.files import release
     from immunis.tables import demo_table
 
-    folder = _folder(output or "immunis-runs/demo")
-    with _bar("demo", json) as bar:
-        record = run(seed, bar)
+    folder = take(output or "immunis-runs/demo")
+    with bar("demo", json) as report:
+        record = run(seed, report)
         card = render(record)
     drawn = ("overview", "spectra", "norm_ratios")
     paths = release(folder, {
@@ -431,14 +458,13 @@ def demo(
     if json:
         typer.echo(record.to_json())
         return
-    _print(demo_table(record))
-    out.print(
+    show(demo_table(record))
+    explain(
         "RIR: factor on the harmful over factor on the primary condition number, at most RIR*. "
         "prim.: primary test accuracy (%). @n, ridge: harmful test accuracy (%) of an attacker who "
         "trains a probe on samples of their own, by n descent steps or in closed form.",
-        highlight=False,
     )
-    _where(*paths)
+    where(*paths)
 
 
 @app.command("list")
@@ -466,24 +492,22 @@ def list_(
         label = "family" if kind == "attacks" else "settings and defaults"
         settings = [label] if any(row[2] for row in rows) else []
         width = 2 + len(settings)
-        _print(Table(kind, ["name", "what it is", *settings], [r[:width] for r in rows]), text=True)
-
-
-def _show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:
-    err.print(f"warning: {message}", style="yellow", markup=False, highlight=False)
+        show(Table(kind, ["name", "what it is", *settings], [r[:width] for r in rows]), text=True)
 
 
 def main() -> None:
     """Entry point: no traceback for a user's mistake."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = show_warning
     try:
         with held:
             app()
     except ImmunisError as error:
-        err.print(f"error: {error}", style="red", markup=False, highlight=False)
+        if manner.verbose:
+            err.print_exception()
+        say(f"error: {error}", "red")
         sys.exit(2 if isinstance(error, ValueError) else 1)
     except OSError as error:  # stdout is closed or its disk is full
-        err.print(f"error: {error.strerror or error}", style="red", markup=False, highlight=False)
+        say(f"error: {error.strerror or error}", "red")
         sys.exit(1)
 
 

@@ -143,6 +143,22 @@ def _kept(model: nn.Module, path: Path | None) -> bool:
     return True
 
 
+def tables_of(recipe: Recipe, methods: Sequence[str] | None = None) -> dict[str, Mapping[str, Any]]:
+    """Tables of a recipe's defences by label: those named, or all.
+
+    Raises:
+        SettingsError: for a name that is none of them.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for table in recipe.audit.get("methods", [recipe.method] if recipe.method else []):
+        label = table.get("label", table["name"])
+        found[label if label not in found else f"{label} {len(found) + 1}"] = table
+    for name in methods or ():
+        if name not in found:
+            raise unknown("defence of the recipe", name, found)
+    return {label: t for label, t in found.items() if methods is None or label in methods}
+
+
 def audit_recipe(
     recipe: Recipe,
     data: str | None = None,
@@ -160,22 +176,13 @@ def audit_recipe(
     networks are kept in ``models_folder``; the rest is as in ``audit``.
     """
     tasks = recipe.tasks(data)
-    options = dict(recipe.audit)
-    tables = options.pop("methods", [recipe.method] if recipe.method else [])
-    labels = [table.get("label", table["name"]) for table in tables]
-    for name in methods or ():
-        if name not in labels:
-            raise unknown("defence of the recipe", name, labels)
+    options = {key: value for key, value in recipe.audit.items() if key != "methods"}
     where = hardware, models_folder, progress
     model = original(recipe, tasks, *where)
     models: dict[str, Any] = {"original": model}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RankWarning)  # ranks are reported
-        for table in tables:
-            label = table.get("label", table["name"])
-            if methods is not None and label not in methods:
-                continue
-            label = label if label not in models else f"{label} {len(models)}"
+        for label, table in tables_of(recipe, methods).items():
             models[label] = variants(recipe, table, model, tasks, options.get("seeds", 3), *where)
     chosen = attacks or options.pop("attacks", "standard")
     options.pop("attacks", None)

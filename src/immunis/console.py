@@ -1,0 +1,112 @@
+"""How the command line speaks: tables, progress, warnings, and where the result is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rich.table
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from immunis.tables import Table
+
+out, err = Console(), Console(stderr=True)
+held = ExitStack()  # output folders, until the command ends
+
+
+@dataclass
+class Manner:
+    """How much to say: ``quiet`` for where the result is alone, ``verbose`` for every stage."""
+
+    quiet: bool = False
+    verbose: bool = False
+
+
+manner = Manner()
+
+
+def say(line: str, style: str | None = None) -> None:
+    """Print a line on stderr as it is."""
+    err.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def bar(
+    title: str, quiet: bool, kept: str = "no result was written."
+) -> Iterator[Callable[[str, float], None]]:
+    """A progress bar on stderr; pulses until the first report."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(compact=True))
+    hidden = quiet or manner.quiet or manner.verbose
+    with Progress(*columns, console=err, transient=True, disable=hidden) as progress:
+        job = progress.add_task(escape(title), total=None)
+
+        def report(what: str, share: float) -> None:
+            if manner.verbose:
+                say(f"{share:4.0%} {what}")
+            progress.update(job, description=escape(what), completed=share, total=1.0)
+
+        try:
+            yield report
+        except KeyboardInterrupt:
+            say(f"interrupted: {kept}")
+            raise typer.Exit(130) from None
+
+
+def show(table: Table, text: bool = False) -> None:
+    """Print a table of figures; with ``text``, cells are left-aligned and wrap instead."""
+    if manner.quiet:
+        return
+    grid = rich.table.Table(
+        title=escape(table.title),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1) if text else 0,
+    )
+    for index, column in enumerate(table.columns):
+        left = text or index == 0
+        grid.add_column(column, justify="left" if left else "right", no_wrap=not text)
+    for row in table.rows:
+        grid.add_row(*(escape(cell) for cell in row))
+    out.print(grid)
+
+
+def explain(text: str) -> None:
+    """Say in words what a table shows."""
+    if not manner.quiet:
+        out.print(text, highlight=False, markup=False)
+
+
+def show_estimate(found: Any, json: bool) -> None:
+    """Print an estimate: its parts, and the whole as the last line."""
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(found.to_dict(), indent=1))
+        return
+    show(found.table())
+    out.print(found.sentence(), soft_wrap=True, highlight=False, markup=False)
+
+
+def take(path: str) -> Path:
+    """Hold an output folder until the command ends: nobody else writes to it meanwhile."""
+    from immunis.files import hold
+
+    return held.enter_context(hold(path))
+
+
+def where(*paths: Path) -> None:
+    """Say where the result is; always the last line."""
+    out.print("written: " + ", ".join(str(path) for path in paths), soft_wrap=True, markup=False)
+
+
+def show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:
+    """Stand in for ``warnings.showwarning``: one line, no source."""
+    if not manner.quiet:
+        say(f"warning: {message}", "yellow")
