@@ -44,9 +44,9 @@ from immunis.attacks.ridge import ridge_probe
 from immunis.attacks.whiten import whitening
 from immunis.gram import gram_of
 from immunis.heads import checked_head, compensated_head, invertible, least_squares_head
-from immunis.measure import degenerate_columns, paired_grams
+from immunis.measure import degenerate_columns, paired_grams, spectrum_outline
 from immunis.methods.erase import eraser
-from immunis.metrics import as_extractor, norm_ratio_curve, score
+from immunis.metrics import as_extractor, class_scores, norm_ratio_curve, score
 from immunis.spectrum import quiet_spectrum, relative_cutoff
 from test_attacks import arena_for, separable
 
@@ -404,6 +404,23 @@ def ceilings(i: Inputs):
 
 
 # Metrics, measurement, immunization
+
+
+@checks("measure.spectrum_outline")
+def outlined(i: Inputs):
+    found = quiet_spectrum(gram_of(i.x))
+    outline = spectrum_outline(found)
+    assert outline["index"] == list(range(1, found.rank + 1))  # fewer than are kept
+    for place, value in zip(outline["index"], outline["eigenvalues"], strict=True):
+        assert value == pytest.approx(float(found.eigenvalues[place - 1]), rel=1e-3)
+
+
+@checks("metrics.class_scores")
+def scored_by_class(i: Inputs):
+    guesses, labels = i.labels(), i.labels(6)
+    for number, found in enumerate(class_scores(guesses, labels, 3)):
+        mine = [int(g) == number for g, y in zip(guesses, labels, strict=True) if y == number]
+        assert found == round(sum(mine) / len(mine), 4) if mine else math.isnan(found)
 
 
 def pair(i: Inputs):
