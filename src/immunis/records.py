@@ -105,19 +105,15 @@ def _migrated(values: dict[str, Any]) -> dict[str, Any]:
     The first records named data by its task, not by its role, and did not compare a linear map
     with its inputs.
     """
-    data = values.get("data", {})
-    if isinstance(data, dict):
-        data = {
-            role: {"name": role, **entry}
-            if isinstance(entry, dict) and "name" not in entry
-            else entry
-            for role, entry in data.items()
-        }
-    figures = values["figures"]
+    data, figures = values.get("data"), values["figures"]
+    if values["kind"] in ("demo", "immunize") and isinstance(data, dict):
+        for task, entry in data.items():
+            if isinstance(entry, dict):
+                entry.setdefault("name", task)
     if values["kind"] == "immunize" and isinstance(figures, dict):
-        missing = {"rir_against_inputs": None, "ceiling_against_inputs": None}
-        figures = {**figures, **{k: v for k, v in missing.items() if k not in figures}}
-    return {**values, "data": data, "figures": figures}
+        for name in ("rir_against_inputs", "ceiling_against_inputs"):
+            figures.setdefault(name, None)
+    return values
 
 
 def _special(value: Any) -> Any:
