@@ -38,11 +38,13 @@ audit-deps: $(VENV)/installed-dev
 	$(BIN)/pip install --quiet 'pip-audit>=2.10,<3'
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
-# The tests on the oldest and the newest torch of the stated range: make compat TORCH=2.5.0 PYTHON=python3.12
+# The tests on the oldest torch of the stated range and what goes with it, or on another:
+# make compat TORCH=2.15.0 WITH= PYTHON=python3.12
 TORCH ?= 2.5.0
+WITH ?= 'transformers<5' 'peft<0.18'
 compat:
 	$(PYTHON) -m venv .venv-compat
-	.venv-compat/bin/pip install --quiet torch==$(TORCH) --editable '.[dev]'
+	.venv-compat/bin/pip install --quiet torch==$(TORCH) $(WITH) --editable '.[dev]'
 	.venv-compat/bin/pytest -n 2
 
 # The site, into site/; any warning is an error. The variable silences an advertisement.
@@ -78,4 +80,4 @@ $(EXTRAS)/installed: pyproject.toml constraints-extras.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(EXTRAS) immunis-runs site
+	rm -rf $(VENV) $(EXTRAS) .venv-compat immunis-runs site

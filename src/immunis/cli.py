@@ -125,6 +125,7 @@ def root(
     """Make open-weight models hard to turn to harm, and measure how hard."""
     if quiet and verbose:
         raise typer.BadParameter("--quiet and --verbose exclude each other.")
+    ctx.with_resource(held)
     manner.quiet, manner.verbose = quiet, verbose
     if ctx.invoked_subcommand is None:
         typer.echo(FIRST.format(version=__version__))
@@ -499,8 +500,7 @@ def main() -> None:
     """Entry point: no traceback for a user's mistake."""
     warnings.showwarning = show_warning
     try:
-        with held:
-            app()
+        app()
     except ImmunisError as error:
         if manner.verbose:
             err.print_exception()
