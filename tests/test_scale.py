@@ -21,8 +21,8 @@ from immunis.attacks import ATTACKS
 from immunis.attacks.gd_line_search import line_search
 from immunis.gram import gram_of
 from immunis.metrics import norm_ratio_curve, score
+from immunis.projectors import leading_projector
 from immunis.scale import answer, carry, unit
-from immunis.spectrum import leading_projector
 from immunis.verdict import interval, residual_advantage
 from test_attacks import arena_for, separable
 

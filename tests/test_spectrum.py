@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,11 +15,8 @@ from immunis import (
 )
 from immunis.gram import gram_of
 from immunis.spectrum import (
-    SQUARINGS,
     eigh,
-    leading_projector,
     relative_cutoff,
-    trailing_projector,
 )
 from reference import random_orthogonal, with_spectrum
 
@@ -174,41 +170,3 @@ def test_the_released_kappa_refuses_what_it_cannot_use():
 def test_decomposing_nan_is_a_numerical_error():
     with pytest.raises(NumericalError, match="diverged"):
         eigh(torch.full((2, 2), float("nan")))
-
-
-class TestProjectors:
-    """Repeated squaring, the accelerator's path, against ``eigh``."""
-
-    def matrix(self, values, seed=0):
-        generator = torch.Generator().manual_seed(seed)
-        shape = (len(values), len(values))
-        basis = torch.linalg.qr(torch.randn(shape, generator=generator, dtype=torch.float64))[0]
-        return basis * torch.tensor(values, dtype=torch.float64) @ basis.T
-
-    @pytest.mark.parametrize("scale", [1e-150, 1e-3, 1.0, 1e150])
-    def test_both_ends_agree_with_eigh(self, scale):
-        s = self.matrix(np.logspace(0, -6, 24)) * scale
-        values, vectors = eigh(s)
-        for (value, projector), at in ((leading_projector(s), 0), (trailing_projector(s), -1)):
-            assert float(value / values[at]) == pytest.approx(1, rel=1e-9)
-            wanted = torch.outer(vectors[:, at], vectors[:, at])
-            assert torch.allclose(projector, wanted, atol=1e-8)
-
-    def test_ties_are_averaged(self):
-        s = torch.diag(torch.tensor([4.0, 4.0, 2.0, 1.0, 1.0]))
-        assert leading_projector(s)[1].diagonal().tolist() == [0.5, 0.5, 0, 0, 0]
-        assert trailing_projector(s)[1].diagonal().tolist() == [0, 0, 0, 0.5, 0.5]
-
-    @settings(max_examples=50, deadline=None)
-    @given(st.floats(0.9, 1 - 1e-12))
-    def test_the_bound_holds_whatever_the_gap(self, second):
-        s = self.matrix([1.0, second, 0.5, 0.1])
-        value, projector = leading_projector(s)
-        residual = float((s @ projector - value * projector).norm())
-        assert residual <= 4 / (math.e * 2**SQUARINGS) + 1e-12
-
-    def test_what_rounding_decides_is_left_to_eigh(self):
-        assert trailing_projector(torch.zeros(3, 3)) is None
-        assert trailing_projector(torch.ones(3, 3)) is None
-        assert trailing_projector(self.matrix([1.0, 1e-14])) is None
-        assert float(trailing_projector(torch.ones(1, 1))[0]) == 1.0

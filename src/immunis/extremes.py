@@ -27,6 +27,7 @@ from immunis.splits import EPS64
 
 TOLERANCE = 1e-10  # of an eigenvalue's residual, relative to that eigenvalue
 MOST_PRODUCTS = 3000
+SMALL = 32
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,10 @@ def _lanczos(k: Tensor, product: Callable[[Tensor], Tensor]) -> tuple[Tensor, Te
     """Rayleigh quotient in K, and vector, of the largest eigenvalue of an operator."""
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
-    if len(k) == 1:
-        return k[0, 0], torch.ones(1, dtype=torch.float64)
+    if len(k) < SMALL:  # iterations break down where they span the whole space
+        dense = torch.stack([product(axis) for axis in torch.eye(len(k), dtype=torch.float64)])
+        vector = torch.linalg.eigh((dense + dense.T) / 2)[1][:, -1]
+        return vector @ (k @ vector), vector
     start = torch.randn(len(k), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     operator = LinearOperator(
         tuple(k.shape), lambda v: product(torch.from_numpy(v).reshape(-1)).numpy(), dtype=float

@@ -20,8 +20,9 @@ from torch.autograd.function import once_differentiable
 from immunis.errors import InputError, NumericalError
 from immunis.gram import Gram, symmetric
 from immunis.processes import summed, summed_with_gradient, world
+from immunis.projectors import End, leading_projector, trailing_projector
 from immunis.scale import answer, carry, exponent_of, real, unit
-from immunis.spectrum import eigh, leading_projector, relative_cutoff, trailing_projector
+from immunis.spectrum import eigh, relative_cutoff
 
 
 def linear_hessian(theta: Tensor, gram: Tensor) -> Tensor:
@@ -113,14 +114,22 @@ def _well_of(matrix: Tensor, largest: Tensor, top: Tensor) -> tuple[Tensor, Tens
     return value.to(matrix), (largest * top - s / p).to(matrix)
 
 
-def _ill_of(matrix: Tensor, smallest: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
-    size, k = matrix.detach().to(torch.float64).diagonal().sum(), len(matrix)
+def _ill_of(matrix: Tensor, smallest: Tensor, bottom: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    size = matrix.detach().to(torch.float64).diagonal().sum()
     s, low = matrix.detach().to(torch.float64) / size, smallest / size
     gap = (s.square().sum() / k - low**2) / 2
     if float(gap) < 10 * relative_cutoff(k) * float(low**2):
         return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
     gradient = (low * bottom - s / k) / gap**2 / size**3
     return (1 / gap / size**2).to(matrix), gradient.to(matrix)
+
+
+def _lower(matrix: Tensor, rank: int | None, dtype: torch.dtype) -> End | None:
+    """The lower end on an accelerator; None where ``eigh`` has to find it."""
+    if not matrix.is_cuda:
+        return None
+    end = trailing_projector(matrix, relative_cutoff(len(matrix), dtype=dtype))
+    return end if end is not None and rank in (None, end.rank) else None
 
 
 def _kappa_of(
@@ -197,8 +206,7 @@ def r_well_gradient(matrix: Tensor) -> Tensor:
 
 def _ill(matrix: Tensor, rank: int | None) -> Pair:
     def formula(s: Tensor, dtype: torch.dtype) -> Pair:
-        full = rank in (None, len(s))
-        if s.is_cuda and full and (end := trailing_projector(s)) is not None:
+        if (end := _lower(s, rank, dtype)) is not None:
             return _ill_of(s, *end)
         u, sigma, v = _singular(s, rank, dtype)
         if not len(sigma) or bool(tied(sigma, -1).all()):
@@ -234,9 +242,8 @@ def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
 
 def _kappa(matrix: Tensor, rank: int | None) -> Pair:
     def formula(s: Tensor, dtype: torch.dtype) -> Pair:
-        full = rank in (None, len(s))
-        if s.is_cuda and full and (end := trailing_projector(s)) is not None:
-            return _kappa_of(s, *leading_projector(s), *end)
+        if (end := _lower(s, rank, dtype)) is not None:
+            return _kappa_of(s, *leading_projector(s), end.smallest, end.bottom)
         u, sigma, v = _singular(s, rank, dtype)
         if not len(sigma) or not bool(sigma[-1] > 0):
             raise InputError("the matrix is zero, so its condition number is undefined.")

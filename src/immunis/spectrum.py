@@ -19,7 +19,7 @@ from torch import Tensor
 
 from immunis.errors import InputError, NumericalError, RankWarning
 from immunis.gram import Gram, gram_of
-from immunis.scale import carry, real, unit
+from immunis.scale import real
 from immunis.splits import EPS64
 
 REFERENCE_SHIFT = 1e-6
@@ -52,46 +52,6 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
         )
     values, vectors = torch.linalg.eigh(matrix)
     return values.flip(0), vectors.flip(1)
-
-
-SQUARINGS = 20
-
-
-def leading_projector(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """σ₁ and the projector on its eigenspace over its dimension, by matrix products alone.
-
-    For a positive semi-definite S: ``P ← P²/tr(P²)`` from ``P = S`` tends to ``u₁u₁ᵀ``, or its
-    average over ties. After j squarings an eigenvalue a share δ below the largest weighs
-    ``e^(−2ʲδ)``, so ``‖SP − σ₁P‖ ≤ D·σ₁/(e·2ʲ)`` whatever the gaps. Float64, where S is: on an
-    accelerator this takes a tenth of the time of a full decomposition; on a CPU ``eigh``
-    is faster.
-    """
-    s, exponent = unit(matrix)
-    size = s.diagonal().sum()
-    if not bool(size > 0):
-        raise InputError("the trace is not positive: the matrix is zero, or no Gram matrix.")
-    power = s / size
-    for _ in range(SQUARINGS):
-        power = power @ power
-        power = (power + power.mT) / (2 * power.diagonal().sum())
-    return carry((s * power).sum(), exponent), power
-
-
-def trailing_projector(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The same at the lower end, through the inverse; None where rounding would decide it.
-
-    Then the matrix is singular to working precision: let ``eigh`` find its rank.
-    """
-    s, exponent = unit(matrix)
-    size = s.diagonal().sum()
-    factor, failed = torch.linalg.cholesky_ex(s / size)
-    if int(failed) or not bool(factor.diagonal().min() > relative_cutoff(len(s)) ** 0.5):
-        return None
-    _, bottom = leading_projector(torch.cholesky_inverse(factor))
-    smallest = (s * bottom).sum()
-    if not bool(smallest > size * 1e2 * relative_cutoff(len(s))):
-        return None
-    return carry(smallest, exponent), bottom
 
 
 @dataclass(frozen=True)

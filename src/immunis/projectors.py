@@ -1,0 +1,112 @@
+"""Both ends of a spectrum by matrix products alone, for accelerators.
+
+A full decomposition is slow on an accelerator and slower to fetch from a CPU. Here σ₁, or the
+smallest eigenvalue that is not zero, comes with the projector on its eigenspace, ties
+averaged, from squarings, Cholesky factors and products. On a CPU ``eigh`` is faster.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from immunis.errors import InputError
+from immunis.scale import carry, unit
+from immunis.spectrum import relative_cutoff
+
+SQUARINGS, LOOK = 20, 4  # at most so many; every fourth is looked at
+PURIFICATIONS = 8
+CLEAR = 10  # how far above the cut-off the smallest eigenvalue must lie
+
+
+class End(NamedTuple):
+    """The lower end: σ_k, the projector on its eigenspace over its dimension, and the rank k."""
+
+    smallest: Tensor
+    bottom: Tensor
+    rank: int
+
+
+def leading_projector(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """σ₁ and the projector on its eigenspace over its dimension.
+
+    For a positive semi-definite S: ``P ← P²/tr(P²)`` from ``P = S`` tends to ``u₁u₁ᵀ``, or its
+    average over ties. After j squarings an eigenvalue a share δ below the largest weighs
+    ``e^(−2ʲδ)``, so ``‖SP − σ₁P‖ ≤ D·σ₁/(e·2ʲ)`` whatever the gaps; squaring ends early where it
+    changes nothing any more.
+    """
+    s, exponent = unit(matrix)
+    size = s.diagonal().sum()
+    if not bool(size > 0):
+        raise InputError("the trace is not positive: the matrix is zero, or no Gram matrix.")
+    power = _squared(s / size)
+    return carry((s * power).sum(), exponent), power
+
+
+def _squared(power: Tensor, times: int = SQUARINGS) -> Tensor:
+    """Square a matrix of trace one until it stays, at most so many times."""
+    for index in range(1, times + 1):
+        before, power = power, power @ power
+        power = power / power.diagonal().sum()
+        if index % LOOK == 0 and bool((power - before).abs().max() <= 1e-15):
+            break
+    return (power + power.mT) / 2
+
+
+def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None:
+    """The smallest eigenvalue above ``share·σ₁``; None where rounding would decide the rank.
+
+    The null space, found by ``null_projector``, is lifted above σ₁, and what is then smallest leads
+    the inverse. It has to lie ten times above the cut-off, which bounds
+    its error as it does that of ``eigh``; else let ``eigh`` decide.
+    """
+    s, exponent = unit(matrix)
+    size = s.diagonal().sum()
+    if not bool(size > 0):
+        return None
+    s, share = s / size, relative_cutoff(len(s)) if share is None else share
+    largest = (s * _squared(s, LOOK + 1)).sum()  # σ₁ to within a factor D^(1/33)
+    null = torch.diag((~s.any(1)).to(s))  # features that are always zero
+    found = _lowest(s, null, largest, share)
+    if found is None:
+        purified = null_projector(s, share * largest)
+        found = None if purified is None else _lowest(s, purified, largest, share)
+    if found is None:
+        return None
+    smallest, bottom, rank = found
+    return End(carry(smallest * size, exponent), bottom, rank)
+
+
+def _lowest(
+    s: Tensor, null: Tensor, largest: Tensor, share: float
+) -> tuple[Tensor, Tensor, int] | None:
+    """Smallest eigenvalue outside the given null space, with its projector and the rank."""
+    factor, failed = torch.linalg.cholesky_ex(s + 4 * largest * null)
+    if int(failed) or not bool(factor.diagonal().min() > (share * largest) ** 0.5):
+        return None
+    inverse = torch.cholesky_inverse(factor)
+    bottom = _squared(inverse / inverse.diagonal().sum())
+    smallest = (s * bottom).sum()
+    if not bool(smallest > CLEAR * share * largest):
+        return None
+    return smallest, bottom, len(s) - round(float(null.diagonal().sum()))
+
+
+def null_projector(s: Tensor, cutoff: Tensor) -> Tensor | None:
+    """Projector on the eigenvalues below a cut-off, by purification; None where one is near it.
+
+    ``c(S + cI)⁻¹`` has the eigenvalues ``c/(c+λ)``: near 1 for λ ≪ c, near 0 for λ ≫ c, ½ at c.
+    ``N ← 3N² − 2N³`` (McWeeny 1960) drives them to 1 and 0.
+    """
+    factor, failed = torch.linalg.cholesky_ex(s + cutoff * torch.eye(len(s)).to(s))
+    if int(failed):
+        return None
+    found = cutoff * torch.cholesky_inverse(factor)
+    for _ in range(PURIFICATIONS):
+        square = found @ found
+        found = 3 * square - 2 * square @ found
+    found = (found + found.mT) / 2
+    wrong = torch.stack([(found @ found - found).norm(), (found @ s @ found).norm() / cutoff])
+    return found if bool((wrong < torch.tensor([1e-6, 0.5]).to(s)).all()) else None
