@@ -58,9 +58,9 @@ def _squared(power: Tensor, times: int = SQUARINGS) -> Tensor:
 def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None:
     """The smallest eigenvalue above ``share·σ₁``; None where rounding would decide the rank.
 
-    The null space, found by ``null_projector``, is lifted above σ₁, and what is then smallest leads
-    the inverse. It has to lie ten times above the cut-off, which bounds
-    its error as it does that of ``eigh``; else let ``eigh`` decide.
+    Features that are always zero, or else the null space that ``null_projector`` finds, are lifted
+    above σ₁, and what is then smallest leads the inverse. It has to lie ten times above the
+    cut-off, which bounds its error as it does that of ``eigh``; else let ``eigh`` decide.
     """
     s, exponent = unit(matrix)
     size = s.diagonal().sum()
@@ -69,10 +69,9 @@ def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None
     s, share = s / size, relative_cutoff(len(s)) if share is None else share
     largest = (s * _squared(s, LOOK + 1)).sum()  # σ₁ to within a factor D^(1/33)
     null = torch.diag((~s.any(1)).to(s))  # features that are always zero
-    found = _lowest(s, null, largest, share)
-    if found is None:
-        purified = null_projector(s, share * largest)
-        found = None if purified is None else _lowest(s, purified, largest, share)
+    found = _lowest(s, null, largest, CLEAR * share)
+    if found is None and (purified := null_projector(s, share * largest)) is not None:
+        found = _lowest(s, purified, largest, max(CLEAR * share, 20 * share ** (2 / 3)))
     if found is None:
         return None
     smallest, bottom, rank = found
@@ -80,16 +79,20 @@ def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None
 
 
 def _lowest(
-    s: Tensor, null: Tensor, largest: Tensor, share: float
+    s: Tensor, null: Tensor, largest: Tensor, least: float
 ) -> tuple[Tensor, Tensor, int] | None:
-    """Smallest eigenvalue outside the given null space, with its projector and the rank."""
+    """Smallest eigenvalue outside a null space, its projector and the rank; None below the least.
+
+    A null space that is off by an angle c/σ_k lifts σ_k, too, by (c/σ_k)²·4σ₁. That is little where
+    σ_k³ ≫ 4c²σ₁; one given exactly (zero features) does no harm.
+    """
     factor, failed = torch.linalg.cholesky_ex(s + 4 * largest * null)
-    if int(failed) or not bool(factor.diagonal().min() > (share * largest) ** 0.5):
+    if int(failed):
         return None
     inverse = torch.cholesky_inverse(factor)
     bottom = _squared(inverse / inverse.diagonal().sum())
     smallest = (s * bottom).sum()
-    if not bool(smallest > CLEAR * share * largest):
+    if not bool(smallest > least * largest):
         return None
     return smallest, bottom, len(s) - round(float(null.diagonal().sum()))
 
@@ -103,10 +106,16 @@ def null_projector(s: Tensor, cutoff: Tensor) -> Tensor | None:
     factor, failed = torch.linalg.cholesky_ex(s + cutoff * torch.eye(len(s)).to(s))
     if int(failed):
         return None
-    found = cutoff * torch.cholesky_inverse(factor)
+    start = found = cutoff * torch.cholesky_inverse(factor)
     for _ in range(PURIFICATIONS):
         square = found @ found
         found = 3 * square - 2 * square @ found
     found = (found + found.mT) / 2
-    wrong = torch.stack([(found @ found - found).norm(), (found @ s @ found).norm() / cutoff])
-    return found if bool((wrong < torch.tensor([1e-6, 0.5]).to(s)).all()) else None
+    unclear = torch.stack(
+        [
+            (found @ found - found).norm() * 1e6,  # no projector: an eigenvalue near the cut-off
+            (found @ s @ found).norm() / cutoff * 2,  # what is below is not far below
+            (start - start @ found).norm(),  # what is above is not far above, or is negative
+        ]
+    )
+    return found if bool((unclear < 1).all()) else None
