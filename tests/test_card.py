@@ -18,7 +18,16 @@ from immunis.card.charts import Axis
 from immunis.comparison import compare
 from immunis.statements import headline, not_tested, verdict
 from immunis.tables import number
-from immunis.views import LARGE, cost_to, envelope, leading, outlines, per_class, telling_classes
+from immunis.views import (
+    LARGE,
+    cost_to,
+    envelope,
+    leading,
+    outlines,
+    per_class,
+    telling_classes,
+    telling_cost,
+)
 
 RESULTS = Path(__file__).parents[1] / "results"
 EVIL = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>[x](javascript:alert(3))"
@@ -136,7 +145,38 @@ def test_the_audit_card_leads_with_the_verdict_and_its_threat_model(audit_record
     for attack in audit_record.settings["attacks"]:
         assert re.search(f"<option( selected)?>{attack}</option>", text)
     assert "Not run: lora" in text
-    assert "holds no spectra" in text  # written before records kept them
+    assert "holds no spectra" not in text
+    older = Record.load(RESULTS / "audit-tiny-imagenet-flowers-resnet18.json")
+    assert "holds no spectra" in render(older)  # written before records kept them
+
+
+def test_the_verdict_names_the_highest_score_and_the_interval_too(audit_record):
+    case = audit_record.figures["worst_case"]["frontier"]
+    said = verdict(audit_record, "frontier")
+    assert case["highest_attack"] != case["attack"]
+    assert f"the most that any reaches is 93.3% ({case['highest_attack']})" in said
+    assert "interval 10% to 308%" in said
+
+
+def test_figures_that_are_no_numbers_are_left_out(audit_record):
+    figures = json.loads(json.dumps(audit_record.figures), parse_float=lambda _: math.nan)
+    text = render(dataclasses.replace(audit_record, figures=figures))
+    assert "primary accuracy not measured" in text
+    assert "nan points" not in text
+
+
+@pytest.mark.parametrize("lost", ["classes", "predictors", "chance"])
+def test_a_record_that_lost_a_part_is_refused_in_words(audit_record, lost):
+    figures = {name: part for name, part in audit_record.figures.items() if name != lost}
+    with pytest.raises(InputError, match="lacks what its card shows"):
+        render(dataclasses.replace(audit_record, figures=figures))
+
+
+def test_cost_is_drawn_in_steps_where_reading_features_dwarfs_all_else(audit_record):
+    large = Record.load(RESULTS / "audit-tiny-imagenet-flowers-resnet18.json")
+    assert telling_cost(large) == "steps"
+    assert "steps the attacker spends" in render(large)
+    assert telling_cost(audit_record) == "flops"
 
 
 def test_a_broken_model_is_not_called_immune(audit_record):
@@ -183,7 +223,7 @@ def test_the_envelope_is_the_best_of_all_attacks_within_a_cost(audit_record):
 def test_axes_have_round_ticks():
     assert Axis(1, 1e6, (0, 60), "log").ticks() == [1, 100, 1e4, 1e6]
     assert Axis(2e6, 2e7, (0, 60), "log").ticks() == pytest.approx([2e6, 5e6, 1e7, 2e7])
-    assert Axis(7.0, 7.1, (0, 60), "log").ticks() == [7.0, 7.1]
+    assert Axis(4.0, 4.4, (0, 60), "log").ticks() == pytest.approx([4.0, 4.195, 4.4], abs=1e-3)
     assert Axis(0, 1.02, (0, 60)).ticks() == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert Axis(1, 100, (0, 60), "log")(10) == 30
     assert Axis(0, 1, (100, 0))(2) == 0
@@ -241,10 +281,14 @@ def test_everything_a_user_supplies_is_escaped(evil_records):
 
 def test_records_are_compared_side_by_side(audit_record, evil_records):
     tiny = Record.load(RESULTS / "audit-tiny-imagenet-flowers-resnet18.json")
-    table, notes = compare([audit_record, tiny, evil_records[0]])
-    assert table.columns[1:4] == ["condition (1)", "frontier (1)", "erase (1)"]
-    assert table.columns[-1] == "erase (3)"
-    rows = {row[0]: dict(zip(table.columns[1:], row[1:], strict=True)) for row in table.rows}
+    few = compare([audit_record, evil_records[0]]).table
+    assert few.columns[1:] == ["condition (1)", "frontier (1)", "erase (1)", "erase (2)"]
+    table, notes = compare([audit_record, tiny, evil_records[0]])  # many: one row each
+    assert [row[0] for row in table.rows][:3] == ["condition (1)", "frontier (1)", "erase (1)"]
+    rows = {
+        what: {row[0]: row[place] for row in table.rows}
+        for place, what in enumerate(table.columns[1:], 1)
+    }
     assert rows["help the worst attack keeps"]["frontier (1)"] == "159%"
     assert rows["help the worst attack keeps"]["opt_kappa (2)"] == "broken, not immune"
     assert rows["help the worst attack keeps"]["erase (3)"] == "no attacker run"

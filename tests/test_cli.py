@@ -161,7 +161,7 @@ def test_cards_and_figures_are_made_from_records(run, tmp_path):
     assert done.returncode == 2 and ".html" in done.stderr
     done = run("figures", results / "reproduce-house-prices.json", "-o", "drawn")
     assert done.stdout.strip() == "written: drawn"
-    assert (tmp_path / "drawn" / "overview.pdf").exists()
+    assert (tmp_path / "drawn" / "reproduce-house-prices-overview.pdf").exists()
     for bad in (
         [tmp_path / "none.json"],
         [results / "bench-core.json"],
@@ -276,7 +276,7 @@ def test_an_interrupted_audit_says_how_to_go_on(run, monkeypatch):
     monkeypatch.setattr(sys.modules["immunis.audit"], "sweep", interrupted)
     done = run("audit", "digit-parity", "--attacks", "ridge")
     assert done.returncode == 130
-    assert "the same command goes on from there" in done.stderr
+    assert "immunis audit digit-parity --attacks ridge goes on from there" in done.stderr
 
 
 def test_an_interrupted_run_says_so_and_writes_nothing(run, tmp_path, monkeypatch):

@@ -70,6 +70,8 @@ def test_links_between_files_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (path.parent / target).exists(), target
+            inside = (path.parent / target).resolve().is_relative_to(ROOT / "docs")
+            assert inside or path.parent == ROOT, f"{target} is no page of the site"
 
 
 PACKAGE = ROOT / "src" / "immunis"

@@ -33,7 +33,7 @@ def test_the_model_card_of_an_audit_holds_its_facts(audited):
     assert primary["metrics"][0] == {"type": "accuracy", "value": 0.4678, "name": "primary task"}
     assert primary["task"] == {"type": "image-classification"}
     assert attack["metrics"][0]["value"] == 0.5632
-    assert "earlier_layer, the worst of 13 attacks" in attack["metrics"][0]["name"]
+    assert "earlier_layer, the highest score of 13 attacks" in attack["metrics"][0]["name"]
     assert len(index["opt_kappa"]) == 1  # a broken model is credited with no protection
     for said in ("3,252 labelled samples", "| earlier_layer |", "breaks probe", "Not run: lora"):
         assert said in text
@@ -49,7 +49,7 @@ def test_the_hub_reads_the_metadata(audited):
 def test_an_immunization_and_its_audit_make_one_card(pair, audited):
     done = immunize(torch.eye(5), *pair, "erase").record
     text = model_card(done, audited)
-    assert "this record ran no attacker" in text.split("# tiny_imagenet")[0]
+    assert "No attacker has been run" in text.split("# tiny_imagenet")[0]
     assert text.index("RIR* =") < text.index("of the original model's help")
     assert len(metadata(text)["model-index"]) == 1 + 5
     assert "| 0 |" in text  # by class

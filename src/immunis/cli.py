@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from immunis._version import __version__
 from immunis.console import (
+    again,
     bar,
     err,
     explain,
@@ -207,7 +208,7 @@ def immunize(
         return
     folder = take(output or f"immunis-runs/{chosen.name}-{method}")
     state = make_folder(folder / "training") if chosen.training else None
-    kept = {"kept": f"the same command with --resume goes on from {state}."} if state else {}
+    kept = {"kept": f"{again('--resume')} goes on from {state}."} if state else {}
     with bar(f"immunize {chosen.name}", json, **kept) as report:
         tasks = chosen.tasks(data)
         model = original(chosen, tasks, hardware, state, report)
@@ -291,7 +292,7 @@ def audit(
         show_estimate(found, json)
         return
     folder = take(output or f"immunis-runs/{chosen.name}-audit")
-    resume = f"finished attacks are kept in {folder}; the same command goes on from there."
+    resume = f"finished attacks are kept in {folder}; {again()} goes on from there."
     with bar(f"audit {chosen.name}", json, resume) as report:
         result = run(
             chosen,
@@ -413,7 +414,7 @@ def reproduce(
     chosen = None if pairs is None else read_pairs(pairs)
     name = f"{experiment}-quick" if quick else experiment
     folder = take(output or f"immunis-runs/reproduce-{name}")
-    resume = f"finished runs are kept in {folder}; the same command goes on from there."
+    resume = f"finished runs are kept in {folder}; {again()} goes on from there."
     with bar(f"reproduce {name}", json, resume) as report:
         record = run(
             experiment, data, quick=quick, seeds=seeds, pairs=chosen, workers=workers,

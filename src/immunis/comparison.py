@@ -1,4 +1,4 @@
-"""Several records side by side: one column a model, and what to mind when reading across."""
+"""Several records side by side: a column, or where they are many a row, for each model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from immunis.tables import Table, number, percent
 from immunis.views import defended
 
 KINDS = ("audit", "immunize")
+MOST_COLUMNS = 4
 
 
 class Comparison(NamedTuple):
-    """A table with one column a model, and notes on what differs besides the models."""
+    """A table of models, and notes on what differs besides them."""
 
     table: Table
     notes: list[str]
@@ -42,6 +43,9 @@ def compare(records: Sequence[Record]) -> Comparison:
     ]
     heads = [f"{name} ({place})" for place, _, name in columns]
     rows = [[what, *(cell(r, name) for _, r, name in columns)] for what, cell in ROWS.items()]
+    if len(columns) > MOST_COLUMNS:  # a row each reads better then
+        head, *rows = map(list, zip(["", *heads], *rows, strict=True))
+        return Comparison(Table("side by side", head, rows), _notes(records))
     return Comparison(Table("side by side", ["", *heads], rows), _notes(records))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -47,9 +49,13 @@ def bar(
     with Progress(*columns, console=err, transient=True, disable=hidden) as progress:
         job = progress.add_task(escape(title), total=None)
 
+        said = [""]
+
         def report(what: str, share: float) -> None:
-            if manner.verbose:
-                say(f"{share:4.0%} {what}")
+            line = f"{share:4.0%} {what}"
+            if manner.verbose and line != said[0]:
+                say(line)
+            said[0] = line
             progress.update(job, description=escape(what), completed=share, total=1.0)
 
         try:
@@ -75,6 +81,12 @@ def show(table: Table, text: bool = False) -> None:
     for row in table.rows:
         grid.add_row(*(escape(cell) for cell in row))
     out.print(grid)
+
+
+def again(option: str = "") -> str:
+    """The command as it was given, to be given again, with an option more."""
+    words = [*sys.argv[1:], *([option] if option and option not in sys.argv else [])]
+    return f"immunis {shlex.join(words)}"
 
 
 def explain(text: str) -> None:

@@ -33,15 +33,13 @@ def drawings(record: Record) -> dict[str, Draw]:
 def write_figures(paths: Sequence[str | Path], folder: str | Path) -> list[Path]:
     """Draw the figures of record files into a folder; return the paths.
 
-    Figures of several records begin with the name of theirs: that of the file, or of its folder
-    where the file is called ``record.json``.
+    Their names begin with that of the record: of its file, or of its folder where the file is
+    called ``record.json``.
     """
     records = {name: Record.load(path) for name, path in zip(_names(paths), paths, strict=True)}
     with complete("figure"):
         made = {
-            f"{name}-{figure}.{kind}" if len(records) > 1 else f"{figure}.{kind}": draw(
-                record, kind
-            )
+            f"{name}-{figure}.{kind}": draw(record, kind)
             for name, record in records.items()
             for figure, draw in drawings(record).items()
             for kind in ("png", "pdf")

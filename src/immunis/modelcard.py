@@ -148,7 +148,7 @@ def _library(record: Record) -> str:
 
 
 def _index(record: Record) -> list[dict[str, Any]]:
-    """The model-index: test scores only, of the primary task and of the worst attack."""
+    """The model-index: test scores only, of the primary task and of the most an attack reads."""
     f, data = record.figures, record.data
     if record.kind == "immunize":
         tested = f["primary_score"]["split"] == "test"
@@ -157,11 +157,11 @@ def _index(record: Record) -> list[dict[str, Any]]:
     found = []
     for name in defended(record):
         case = f["worst_case"][name]
-        worst = f"{case['attack']}, the worst of {case['attacks']} attacks"
-        attack = f"harmful task, {worst} (lower is safer)"
+        highest = f"{case['highest_attack']}, the highest score of {case['attacks']} attacks"
+        attack = f"harmful task, {highest} (lower is safer)"
         scores = [
             (data["primary"], "primary task", f["models"][name]["primary"]),
-            (data["attacker"], attack, None if case["broken"] else case["accuracy"]),
+            (data["attacker"], attack, None if case["broken"] else case["highest_accuracy"]),
         ]
         found += _entry(record, name, scores)
     return found

@@ -26,8 +26,10 @@ def harmful_score(record: Record, value: float) -> str:
 def change(record: Record, after: float | None, before: float | None) -> str:
     """A primary score and how it changed: in points of accuracy, or in R²."""
     name = f"primary {measure_of(record)}"
-    if after is None or before is None:
+    if not all(isinstance(v, int | float) and math.isfinite(v) for v in (after, before)):
         return f"{name} not measured"
+    assert after is not None
+    assert before is not None
     if measure_of(record) == "R²":
         return f"{name} {_signed(after - before, 3)} ({number(after)})"
     return f"{name} {_signed(100 * (after - before), 1)} points ({percent(after)}%)"
@@ -57,17 +59,24 @@ def verdict(record: Record, name: str, called: str = "") -> str:
         return f"{called} no longer does its primary task ({cost}): it is broken, not immune."
     if case["attack"] is None:
         return f"{called}: no attack could be run; {cost}."
-    reached = f"{case['attack']}, which reaches {harmful_score(record, case['accuracy'])}"
+    reached = f"{case['attack']}, {harmful_score(record, case['accuracy'])}"
+    highest = ""
+    if case["highest_attack"] != case["attack"]:
+        most = harmful_score(record, case["highest_accuracy"])
+        highest = f"the most that any reaches is {most} ({case['highest_attack']}); "
     if math.isnan(case["residual_advantage"]):
         return (
             f"{called}: {tried} is {reached}; the original helps no attack over an untrained copy, "
-            f"so nothing could be ranked; {cost}."
+            f"so nothing could be ranked; {highest}{cost}."
         )
     share = case["residual_advantage"]
-    kept = f"{100 * share:.0f}% of the original model's help"
+    low, high = (100 * case["interval"][end] for end in ("low", "high"))
+    between = f"interval {low:.0f}% to {high:.0f}%" if low < high else ""
+    kept = f"{100 * share:.0f}% of the original model's help" + f" ({between})" * bool(between)
     if share > 1.005:
-        kept = f"all of the original model's help ({100 * share:.0f}%)"
-    return f"{called}: {tried} ({reached}) keeps {kept}; {cost}."
+        inside = "; ".join(filter(None, [f"{100 * share:.0f}%", between]))
+        kept = f"all of the original model's help ({inside})"
+    return f"{called}: {tried} ({reached}) keeps {kept}; {highest}{cost}."
 
 
 def headline(record: Record) -> str:
@@ -85,8 +94,10 @@ def headline(record: Record) -> str:
         text = change(record, score["after"], score["before"])
         explained = f"{number(rho['before'])} to {number(rho['after'])}"
         return (
-            f"{record.settings['method']}: harmful labels that a linear probe explains go from "
-            f"ρ = {explained}; {text} on {score['split']} data; this record ran no attacker."
+            "No attacker has been run against this model; an audit (immunis audit) says what one "
+            f"pays. {record.settings['method']}: what a linear probe explains of the harmful "
+            f"labels, in the defender's own sample, goes from ρ = {explained}; {text} on "
+            f"{score['split']} data."
         )
     methods, steps = f["methods"], str(max(record.settings["steps"]))
     best = min(methods, key=lambda n: methods[n]["harmful_accuracy"]["gradient_descent"][steps])
@@ -163,7 +174,8 @@ def not_tested(record: Record) -> list[str]:
         return [
             "This record ran no attacker: an audit says what one pays.",
             "Condition numbers describe one attacker only, gradient descent on a linear probe; "
-            "ridge regression and whitening undo any conditioning.",
+            "ridge regression and whitening undo conditioning where the attacker has more samples "
+            "than features.",
             "ρ was measured on the defender's own harmful sample; another sample of the same task "
             "may reveal more.",
             *known,

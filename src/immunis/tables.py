@@ -198,7 +198,8 @@ def worst_case_table(record: Record) -> Table:
                 percent(case.get("gain", float("nan"))), number(cost), kept[1], number(unranked),
             ]
         )  # fmt: skip
-    title = f"worst of {len(record.figures['attacks'])} attacks, {record.settings['budget']} steps"
+    ran = max((case["attacks"] for case in record.figures["worst_case"].values()), default=0)
+    title = f"worst of {ran} attacks, {record.settings['budget']} steps"
     columns = ["model", "keeps", "by attack", "score %", "gain", "cost x", "best/best", "unranked"]
     return Table(title, columns, rows)
 

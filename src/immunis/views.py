@@ -12,6 +12,7 @@ from immunis.records import Record
 
 CONTROL = "untrained"  # what an audit calls the copy that never learnt anything
 ROLES = ("primary", "harmful")
+UNITS = {"flops": "operations", "steps": "steps"}  # what a cost is counted in
 LARGE = 20  # from this many classes on, only the most telling are listed
 
 
@@ -30,7 +31,9 @@ def complete(what: str) -> Iterator[None]:
     """Say in words that a record lacks what is to be made of it."""
     try:
         yield
-    except (KeyError, TypeError) as error:
+    except InputError:
+        raise
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, ArithmeticError) as error:
         raise InputError(
             f"a record lacks what its {what} shows ({error}): it was changed by hand, or written "
             "by another version of immunis. Run it again."
@@ -58,24 +61,38 @@ def leading(record: Record) -> str | None:
     return min(defended(record), key=rank, default=None)
 
 
-def envelope(record: Record, model: str) -> list[tuple[float, float]]:
-    """Best score that any attack reaches on a model within a cost: (operations, score), rising.
+def telling_cost(record: Record) -> str:
+    """What to draw cost in: operations; steps where reading the features dwarfs all else.
 
-    ``E(c) = max{score of a point of any attack's curve : its operations ≤ c}``. Reading the
-    features counts; searching for settings does not. Choosing the attack by its test score
-    errs on the attacker's side.
+    In a large network that is nearly all that a probe costs, so operations hardly differ.
+    """
+    spent = [
+        point["flops"]
+        for rows in record.figures["attacks"].values()
+        for row in rows.values()
+        for point in row.get("curve", ())
+    ]
+    return "flops" if spent and max(spent) > 10 * min(spent) else "steps"
+
+
+def envelope(record: Record, model: str, cost: str = "flops") -> list[tuple[float, float]]:
+    """Best score that any attack reaches on a model within a cost: (cost, score), rising.
+
+    ``E(c) = max{score of a point of any attack's curve : its cost ≤ c}``, in operations or in
+    steps, of which a closed form takes one. Reading the features counts; searching for settings
+    does not. Choosing the attack by its test score errs on the attacker's side.
     """
     points = sorted(
-        (point["flops"], point["mean"])
+        (max(point[cost], 1), point["mean"])
         for rows in record.figures["attacks"].values()
         for point in rows.get(model, {}).get("curve", ())
     )
     found: list[tuple[float, float]] = []
-    for cost, score in points:
+    for spent, score in points:
         if not found or score > found[-1][1]:
-            if found and found[-1][0] == cost:
+            if found and found[-1][0] == spent:
                 found.pop()
-            found.append((cost, score))
+            found.append((spent, score))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Whiten the features, then descend: undoes every conditioning defence at once."""
+"""Whiten the features, then descend: with more samples than features no conditioning is left."""
 
 from __future__ import annotations
 

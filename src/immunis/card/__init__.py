@@ -89,7 +89,8 @@ def _audit(record: Record) -> dict[str, Any]:
     lead = views.leading(record) or original
     broken = [name for name, row in f["models"].items() if row["broken"]]
     shown = [original, *([lead] if lead != original else []), views.CONTROL]
-    curves = {name: views.envelope(record, name) for name in shown}
+    cost = views.telling_cost(record)
+    curves = {name: views.envelope(record, name, cost) for name in shown}
     most = curves[original][-1][1] if curves[original] else math.nan
     target = f["chance"] + REACH * (most - f["chance"])
     scores = {
@@ -108,7 +109,7 @@ def _audit(record: Record) -> dict[str, Any]:
         "cost": charts.lines(
             curves,
             f"Best score of any attack by cost, for {', '.join(shown)}",
-            ("operations the attacker spends", "best test score"),
+            (f"{views.UNITS[cost]} the attacker spends", "best test score"),
             names=names,
             stairs=True,
             level=f["chance"],
@@ -116,6 +117,7 @@ def _audit(record: Record) -> dict[str, Any]:
         "cost_legend": charts.legend(shown, names, broken),
         "worst": f["worst_case"][lead]["attack"],
         "target": target,
+        "unit": views.UNITS[cost],
         "costs": {name: views.cost_to(curve, target) for name, curve in curves.items()},
         "dots": charts.dots(scores, names, f["chance"], "Test score of every attack on each model"),
         "tables": tables,

@@ -53,7 +53,9 @@ class Axis:
         powers = range(math.floor(low), math.ceil(high) + 1, step)
         found = [m * 10.0**i for i in powers for m in steps]
         kept = [tick for tick in found if self.low * 0.999 <= tick <= self.high * 1.001]
-        return kept if len(kept) > 1 else [self.low, self.high]
+        if len(kept) > 1:
+            return kept
+        return [self.low, (self.low * self.high) ** 0.5, self.high]
 
 
 def axis(values: Iterable[float], ends: tuple[float, float], kind: str) -> Axis:
@@ -181,7 +183,8 @@ def dots(
 ) -> Markup:
     """One row an attack, one mark a model."""
     height = 22 * len(scores) + 34
-    left, bottom = 128, height - 24
+    left = 14 + min(8.6 * max(map(len, scores), default=0), 200)  # a phone's letters are larger
+    bottom = height - 24
     x = Axis(0.0, 1.0, (left, RIGHT))
     parts = []
     for tick in (0, 0.25, 0.5, 0.75, 1):
@@ -196,5 +199,6 @@ def dots(
         parts += [
             _mark(style(name, names), x(value), y, f"{attack} on {name}: {percent(value)}%")
             for name, value in by_model.items()
+            if math.isfinite(value)
         ]
     return _svg(parts, label, height)

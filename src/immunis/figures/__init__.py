@@ -28,6 +28,8 @@ def figures_of(record: Record) -> dict[str, Draw]:
         }
         if len(record.figures["models"]) < 2:
             del found["advantage"]
+        if not audit.curved(record):
+            del found["curves"]
     if record.kind == "immunize" and record.figures["details"].get("history"):
         found["history"] = immunize.history
     if record.kind in ("audit", "immunize") and outlines(record):

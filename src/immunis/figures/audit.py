@@ -7,7 +7,8 @@ from typing import Any
 
 from immunis.figures.style import canvas, legend, line, mark, rendered
 from immunis.records import Record
-from immunis.views import CONTROL, defended, envelope
+from immunis.tables import number
+from immunis.views import CONTROL, UNITS, defended, envelope, telling_cost
 
 SHOWN = 6  # learning curves in one figure
 
@@ -29,10 +30,13 @@ def _rows(axis: Any, labels: list[str]) -> None:
 
 
 def cost(record: Record, kind: str = "png") -> bytes:
-    """Best score that any attack reaches within so many operations, on every model."""
+    """Best score that any attack reaches within so many operations or steps, on every model."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     figure = canvas(7.0, 3.8)
     axis = figure.subplots()
-    curves = {name: envelope(record, name) for name in _names(record)}
+    unit = telling_cost(record)
+    curves = {name: envelope(record, name, unit) for name in _names(record)}
     last = max((curve[-1][0] for curve in curves.values() if curve), default=1.0)
     for name, curve in curves.items():
         if curve:
@@ -41,9 +45,11 @@ def cost(record: Record, kind: str = "png") -> bytes:
             style = {**line(name, _names(record)), "label": _label(record, name)}
             axis.step(places, [*heights, heights[-1]], where="post", **style)
     axis.axhline(100 * record.figures["chance"], color="#bbbbbb", linewidth=1, zorder=0)
-    first = min((curve[0][0] for curve in curves.values() if curve), default=1.0)
-    axis.set_xscale("log" if last > 3 * first else "linear")
-    axis.set_xlabel("operations the attacker spends")
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=9))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_xlabel(f"{UNITS[unit]} the attacker spends")
     axis.set_ylabel("best test score (%); grey: chance")
     axis.grid(alpha=0.25)
     legend(figure, axis)
@@ -86,27 +92,33 @@ def advantage(record: Record, kind: str = "png") -> bytes:
             high = min(kept["high"], 2.0)
             most = max(most, high)
             axis.plot([min(kept["low"], 2.0), high], [y, y], color=style["color"], linewidth=1)
-            axis.plot([min(kept["mean"], 2.0)], [y], **style)
+            beyond = {"marker": ">"} if kept["mean"] > 2.0 else {}
+            axis.plot([min(kept["mean"], 2.0)], [y], **(style | beyond))
             style["label"] = None
     _rows(axis, list(attacks))
     axis.axvline(1.0, color="#555555", linestyle="--", linewidth=1)
     axis.set_xlim(-0.05, most + 0.05)
-    axis.set_xlabel("residual advantage, to 2 at most; dashed: all of the original's help")
+    axis.set_xlabel("residual advantage (arrows: above 2); dashed: all of the original's help")
     legend(figure, axis)
     return rendered(figure, record, kind)
 
 
-def curves(record: Record, kind: str = "png") -> bytes:
-    """Learning curves of the six attacks with a curve that the original serves best."""
-    original, attacks = record.settings["original"], record.figures["attacks"]
-    curved = {
+def curved(record: Record) -> list[str]:
+    """Attacks that learn in steps, those that the original serves best first."""
+    original = record.settings["original"]
+    found = {
         attack: rows[original]["score"]["mean"]
-        for attack, rows in attacks.items()
+        for attack, rows in record.figures["attacks"].items()
         if len(rows.get(original, {}).get("curve", ())) > 2
     }
-    chosen = sorted(curved, key=lambda attack: -curved[attack])[:SHOWN]
-    figure = canvas(9.5, 2.6 * math.ceil(max(len(chosen), 1) / 3))
-    grid = figure.subplots(math.ceil(max(len(chosen), 1) / 3), 3, sharey=True, squeeze=False)
+    return sorted(found, key=lambda attack: -found[attack])
+
+
+def curves(record: Record, kind: str = "png") -> bytes:
+    """Learning curves of the six attacks with a curve that the original serves best."""
+    attacks, chosen = record.figures["attacks"], curved(record)[:SHOWN]
+    figure = canvas(9.5, 2.6 * math.ceil(len(chosen) / 3))
+    grid = figure.subplots(math.ceil(len(chosen) / 3), 3, sharey=True, squeeze=False)
     for axis, attack in zip(grid.ravel(), chosen, strict=False):
         for name in _names(record):
             points = attacks[attack].get(name, {}).get("curve", ())
