@@ -293,7 +293,7 @@ def test_records_are_compared_side_by_side(audit_record, evil_records):
     assert rows["help the worst attack keeps"]["opt_kappa (2)"] == "broken, not immune"
     assert rows["help the worst attack keeps"]["erase (3)"] == "no attacker run"
     assert rows["worst attack"]["probe (2)"] == "earlier_layer"
-    assert rows["primary"]["probe (2)"] == "accuracy +1.2 points (46.8%)"
+    assert rows["primary"]["probe (2)"] == "+1.2 points (46.8%)"
     assert rows["RIR"]["condition (2)"] == "40.5"
     assert "primary data, the attacker's data, attacks, budgets" in notes[0]
     assert "defender's own" in notes[1]

@@ -81,7 +81,7 @@ def _primary(record: Record, name: str) -> str:
     else:
         before = f["models"][record.settings["original"]]["primary"]
         after = f["models"][name]["primary"]
-    return change(record, after, before).removeprefix("primary ")
+    return change(record, after, before).removeprefix("primary ").removeprefix("accuracy ")
 
 
 def _cheap(in_audit: str, in_immunize: Callable[[Any], Any]) -> Callable[[Record, str], str]:
