@@ -13,12 +13,13 @@ import time
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 
 import faulty
-from deep import small_net
-from immunis import InputError, OutputError, Record, checkpoints, immunize
+from deep import small_net, tasks
+from immunis import InputError, OutputError, Record, SettingsError, checkpoints, immunize
 from immunis.datasets import images
 from immunis.export import weights
 from immunis.features import tensors_digest
@@ -142,7 +143,7 @@ def test_killed_at_random_moments_it_resumes_to_the_same_result(nursery):
 
 def test_killed_at_any_write_it_leaves_the_old_or_the_new_state(nursery):
     every = 1 if KILLS > 60 else 7
-    for what in ("linear", "network"):
+    for what in ("linear", "network") if every > 1 else faulty.COMMANDS:
         old, new = nursery.expect(what)
         seen, point = [], 0
         while True:
@@ -278,10 +279,10 @@ def test_a_vanished_data_folder_is_said_and_the_run_resumes_when_it_is_back(tmp_
                     Image.fromarray(pixels).save(place / f"{row}.png")
 
     def run(folder, progress=lambda share: None):
-        tasks = images("p", "h", size=8, folder=str(tmp_path / "data"))
+        found = images("p", "h", size=8, folder=str(tmp_path / "data"))
         training = {"steps": 4, "evaluate": 4, "batch": 16, "harmful_batch": 24, "held_out": 0.2}
         return immunize(
-            small_net(2), tasks.primary, tasks.harmful, "probe",
+            small_net(2), found.primary, found.harmful, "probe",
             training=training, folder=folder, resume=True, progress=progress,
         )  # fmt: skip
 
@@ -326,12 +327,45 @@ def test_damaged_results_and_kept_networks_are_said_and_made_again(tmp_path):
         assert sweep(jobs, folder=tmp_path / "jobs") == found
     faulty.write_recipes(tmp_path, 0)
     recipe = load_recipe(tmp_path / "network.toml")
-    tasks = recipe.tasks()
-    first = original(recipe, tasks, folder=tmp_path / "models")
+    data = recipe.tasks()
+    first = original(recipe, data, folder=tmp_path / "models")
     flip(next((tmp_path / "models").glob("*.safetensors")))
     with pytest.warns(UserWarning, match="checksum.*trained again"):
-        again = original(recipe, tasks, folder=tmp_path / "models")
+        again = original(recipe, data, folder=tmp_path / "models")
     assert tensors_digest(again.state_dict()) == tensors_digest(first.state_dict())
+
+
+def test_results_in_each_others_place_are_said_and_made_again(tmp_path):
+    jobs = {"a": Job(faulty.square, (2,)), "b": Job(faulty.square, (3,))}
+    found = sweep(jobs, folder=tmp_path)
+    shutil.copy(tmp_path / "b.json", tmp_path / "a.json")
+    with pytest.warns(UserWarning, match=r"a\.json is of another job. It is run again"):
+        assert sweep(jobs, folder=tmp_path) == found
+
+
+@pytest.mark.parametrize("key", ["../../escaped", "/tmp/a", "a/b", "", ".", "a\0b", "x" * 101])
+def test_a_job_key_that_is_no_plain_word_is_refused(tmp_path, key):
+    with pytest.raises(SettingsError, match="job key .* expected up to 100 letters"):
+        sweep({key: Job(faulty.square, (2,))}, folder=tmp_path / "jobs")
+    assert not list(tmp_path.iterdir())
+
+
+def test_special_floats_of_a_job_are_strict_json_and_come_back(tmp_path):
+    jobs = {"a": Job(float, ("inf",)), "b": Job(float, ("nan",))}
+    for _ in range(2):
+        found = sweep(jobs, folder=tmp_path)
+        assert found["a"] == np.inf and np.isnan(found["b"])
+    strict = json.loads((tmp_path / "b.json").read_text(), parse_constant=pytest.fail)
+    assert strict["result"] == "NaN"
+
+
+def test_equal_weights_are_equal_files():
+    torch.manual_seed(0)
+    model, record = torch.nn.Linear(3, 2), Record("immunize", "é", {}, {"method": "probe"})
+    files = [weights(model, record) for _ in range(20)]
+    assert len(set(files)) == 1
+    start = 8 + int.from_bytes(files[0][:8], "little")
+    assert start % 8 == 0 and safetensors.torch.load(files[0])["weight"].equal(model.weight)
 
 
 def test_scraps_of_killed_processes_are_swept_and_other_files_stay(tmp_path):
@@ -384,6 +418,44 @@ def train(nursery, folder, processes, seconds=60, **more):
         process.kill()
         process.join()
     return [process.exitcode for process in started]
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_run_outlives_its_shell_and_not_its_launcher(nursery, tmp_path, launched):
+    nursery.context.Process(target=faulty.orphan, args=(str(tmp_path), launched)).start()
+    told, deadline = [tmp_path / name for name in ("said", "lived")], time.monotonic() + 60
+    while not any(path.exists() and path.read_text() for path in told):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    said = (tmp_path / "said").read_text()
+    if launched:
+        assert "ended before the others" in said and "no checkpoint yet" in said
+        assert not (tmp_path / "lived").exists()
+    else:
+        assert not said
+        assert "immunis-watch" not in (tmp_path / "lived").read_text()  # it ended with the run
+
+
+def test_a_checkpoint_is_written_by_the_clock_too_and_resumes_to_the_bit(tmp_path, monkeypatch):
+    monkeypatch.setattr("immunis.training.EVERY", 0.0)
+    primary, harmful = tasks()
+
+    def run(folder, progress=lambda share: None):
+        training = {"steps": 4, "evaluate": 1, "batch": 16, "harmful_batch": 24}
+        return immunize(
+            small_net(), primary, harmful, "probe",
+            training=training, folder=folder, resume=True, progress=progress,
+        )  # fmt: skip
+
+    def stop(share):
+        if share == 0.75:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", stop)
+    assert checkpoints.read(tmp_path / "run" / checkpoints.NAME)["step"] == 2
+    again, straight = run(tmp_path / "run"), run(tmp_path / "straight")
+    assert tensors_digest(again.model.state_dict()) == tensors_digest(straight.model.state_dict())
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])

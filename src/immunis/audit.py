@@ -124,7 +124,7 @@ def audit(
             ``{"optimizer": ["adamw"]}``); the record says so.
         workers: processes.
         cluster: address of a Ray cluster.
-        folder: where finished attacks are kept, to resume an interrupted audit.
+        folder: where finished attacks are kept, to resume an interrupted audit; not locked.
         device: where models are read and fine-tuned; several workers share an accelerator.
         progress: called with what was done and the share of the whole.
 

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from immunis.errors import InputError
-from immunis.files import make_folder, write_bytes
-from immunis.processes import rank
+from immunis.files import check_stored, make_folder, write_bytes
+from immunis.processes import note_checkpoint, rank
 
 FORMAT = 2
 NAME = "checkpoint.pt"
@@ -55,6 +55,7 @@ def save(
         buffer = io.BytesIO()
         torch.save(content, buffer)
         write_bytes(path, head_of(buffer.getbuffer()), buffer.getbuffer())
+    note_checkpoint(path)
     return path
 
 
@@ -84,7 +85,9 @@ def read(path: Path) -> dict[str, Any]:
             "afresh."
         )
     try:
-        content: Any = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+        archive = io.BytesIO(body)
+        check_stored(archive)
+        content: Any = torch.load(archive, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
         raise InputError(f"checkpoint {path} cannot be read: {str(error)[:200]}.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -117,4 +120,5 @@ def load(
         )
     set_model_state_dict(model, theirs, options=_FULL)
     set_optimizer_state_dict(model, optimizer, content["optimizer"], options=_FULL)
+    note_checkpoint(path)
     return content

@@ -37,7 +37,17 @@ def weights(model: nn.Module, record: Record | None = None) -> bytes:
         tensor = tensor.detach().cpu().contiguous()
         state[name] = tensor.clone() if tensor.data_ptr() in shared else tensor
         shared.add(tensor.data_ptr())
-    return save(state, {**metadata, "checksum": tensors_digest(state)})
+    return _in_order(save(state, {**metadata, "checksum": tensors_digest(state)}))
+
+
+def _in_order(content: bytes) -> bytes:
+    """Sort the metadata of safetensors, whose order is random, so that equal weights are equal."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    head = json.loads(content[8:start])
+    head["__metadata__"] = dict(sorted(head["__metadata__"].items()))
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[start:]))
 
 
 def config(model: nn.Module, record: Record | None = None) -> dict[str, Any]:

@@ -14,10 +14,11 @@ import shutil
 import socket
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from immunis.errors import InputError, OutputError
 from immunis.processes import first
@@ -105,7 +106,7 @@ def checksum(values: Mapping[str, Any]) -> str:
 def sealed(values: Mapping[str, Any]) -> str:
     """Plain JSON values as text, with their checksum."""
     whole = {**values, "checksum": checksum(values)}
-    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def unsealed(path: str | Path, what: str) -> dict[str, Any]:
@@ -129,6 +130,24 @@ def unsealed(path: str | Path, what: str) -> dict[str, Any]:
             "written. Fetch it again, or make it again."
         )
     return values
+
+
+def check_stored(file: BinaryIO) -> None:
+    """Refuse a PyTorch file with packed entries: ``torch.save`` packs none, a bomb does.
+
+    Raises:
+        ValueError: where entries are packed, or claim more than the file holds.
+    """
+    if file.read(4) == b"PK\3\4":  # what torch.load goes by; older files are no archives
+        size = file.seek(0, os.SEEK_END)
+        try:
+            entries = zipfile.ZipFile(file).infolist()
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"its archive is damaged ({error})") from error
+        packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+        if packed or sum(entry.file_size for entry in entries) > size:
+            raise ValueError("its entries are packed, which torch.save never does: a bomb?")
+    file.seek(0)
 
 
 def release(folder: str | Path, files: Mapping[str, bytes | str]) -> list[Path]:

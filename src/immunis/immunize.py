@@ -90,7 +90,7 @@ def immunize(
             network that is trained, the name of its head where it cannot be told.
         training: how to train a network: ``immunis.plan.Training``, or its settings.
         hardware: where to train it; one CPU process by default.
-        folder: where training keeps its checkpoint and curves.
+        folder: where training keeps its checkpoint and curves; it is not locked.
         resume: go on from the checkpoint in ``folder``.
         wandb: Weights & Biases project to log training to.
         seed: seeds everything random in the method.

@@ -13,9 +13,9 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,12 +27,27 @@ from immunis.errors import LostProcessError
 
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")  # set by whatever starts processes
 _BROKEN = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
-_LOST = (
-    "a process of this run has ended before the others, so the run is over ({}). The same command "
-    "with --resume goes on from the last checkpoint, also with another number of processes."
-)
 _POLL, _GRACE = 0.5, 3.0  # seconds
 _WATCH = "immunis-watch"
+_over = threading.Event()
+_checkpoint: list[Path] = []  # the last one of this run
+
+
+def note_checkpoint(path: Path | None) -> None:
+    """Note where a run's last checkpoint is (None as it begins), to say so if a process dies."""
+    _checkpoint[:] = [] if path is None else [path]
+
+
+def _lost(reason: str) -> str:
+    kept = (
+        f"The same command with --resume goes on from {_checkpoint[0]}, also with another number "
+        "of processes."
+        if _checkpoint
+        else "It had written no checkpoint yet: the same command starts again."
+    )
+    return (
+        f"a process of this run has ended before the others, so the run is over ({reason}). {kept}"
+    )
 
 
 def world() -> int:
@@ -64,36 +79,47 @@ def together() -> Iterator[None]:
     except RuntimeError as error:
         if world() > 1 and _BROKEN.search(str(error)):
             reason = re.sub(r"^\[.*?\] ", "", str(error)).split(". ")[0]
-            raise LostProcessError(_LOST.format(reason[:200])) from error
+            raise LostProcessError(_lost(reason[:200])) from error
         raise
 
 
 def watch() -> None:
-    """End this process when the one that started it, or one that it started, has died.
+    """End this process when the launcher that started it, or one that it started, has died.
 
     A sum that waits for a dead process may wait for ever, in code that nothing can interrupt.
-    So a thread looks on: it lets the main thread speak first, then says why and ends. Takes
-    the place of Lightning's own observer, which ends without a word.
+    So a thread looks on until ``leave``: it lets the main thread speak first, then says why
+    and ends. Takes the place of Lightning's own observer, which ends without a word. A parent
+    that is no launcher (a shell, ``nohup``) may go: the run goes on.
     """
-    parent = os.getppid()
+    parent = os.getppid() if _launched() else None
 
     def look() -> None:
-        while True:
-            time.sleep(_POLL)
+        while not _over.wait(_POLL):
             children = _children()
             dead = [child for child in children if child.poll()]
-            if os.getppid() == parent and not dead:
+            if parent in (None, os.getppid()) and not dead:
                 continue
-            time.sleep(_GRACE)
+            if _over.wait(_GRACE):
+                return
             for child in children:
                 child.kill()
             which = f"process {dead[0].pid} with code {dead[0].returncode}" if dead else "the first"
-            sys.stderr.write(f"error: {_LOST.format(which)}\n")
+            sys.stderr.write(f"error: {_lost(which)}\n")
             sys.stderr.flush()
             os._exit(1)
 
-    if not any(thread.name == _WATCH for thread in threading.enumerate()):
+    if not _watchers():
+        _over.clear()
         threading.Thread(target=look, name=_WATCH, daemon=True).start()
+
+
+def _watchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == _WATCH]
+
+
+def _launched() -> bool:
+    """Whether another process of the run (Lightning's first one) or torchrun started this one."""
+    return os.environ.get("LOCAL_RANK", "0") != "0" or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 _started: list[Any] = []
@@ -109,9 +135,15 @@ def _children() -> list[Any]:
 
 
 def leave() -> None:
-    """Leave the run, so that no process waits for one that has ended; safe to repeat."""
+    """Leave the run, so that no process waits for one that has ended; safe to repeat.
+
+    The group goes first: should that hang, the watching thread still ends the process.
+    """
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+    _over.set()
+    for thread in _watchers():
+        thread.join()
 
 
 def summed(values: Tensor) -> Tensor:

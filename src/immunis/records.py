@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,12 +25,19 @@ from immunis.files import checksum, sealed, unsealed, write_text
 
 SCHEMA = 1
 PACKAGES = ("immunis", "torch", "numpy", "scipy", "scikit-learn")
+_CONTROL = re.compile(  # moves a cursor, turns text around, or is half of a character
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _SPECIAL = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run: what was asked, on what data, with what, and what came out."""
+    """One run: what was asked, on what data, with what, and what came out.
+
+    Control characters in names are written out (``printable``), so that nothing that is made
+    from a record carries them.
+    """
 
     kind: str
     name: str
@@ -43,9 +51,17 @@ class Record:
     commit: str | None = field(default_factory=lambda: source_commit())
     schema: int = SCHEMA
 
+    def __post_init__(self) -> None:
+        """Write control characters out."""
+        for entry in dataclasses.fields(self):
+            value = getattr(self, entry.name)
+            clean = _printable(value)
+            if clean != value:
+                object.__setattr__(self, entry.name, clean)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with special floats as strings."""
-        return _plain(dataclasses.asdict(self))
+        return plain(dataclasses.asdict(self))
 
     def to_json(self) -> str:
         """Return the record as indented JSON."""
@@ -75,23 +91,43 @@ class Record:
         if not {"kind", "name", "figures", "schema"} <= set(values):
             raise InputError(f"{path} is not an immunis record: it lacks kind, name or figures.")
         schema = values["schema"]
-        if not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
+        if type(schema) is not int or not 1 <= schema <= SCHEMA:
             newer = isinstance(schema, int) and schema > SCHEMA
             raise InputError(
                 f"{path} has schema {schema!r}; this version reads 1 to {SCHEMA}. "
                 f"{'Upgrade immunis.' if newer else 'Run it again with this version.'}"
             )
-        values = {key: _special(value) for key, value in values.items() if key in known}
+        values = {key: special(value) for key, value in values.items() if key in known}
         return cls(**_migrated(values))
 
 
-def _plain(value: Any) -> Any:
+def printable(text: str) -> str:
+    r"""Write control characters of a text out, but for line ends and tabs.
+
+    >>> print(printable("red \x1b[31m"))
+    red \x1b[31m
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _printable(value: Any) -> Any:
+    if type(value) is str:
+        return printable(value)
+    if type(value) is dict:
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_printable, value))
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Return a value as strict JSON holds it: special floats become strings."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if hasattr(value, "tolist"):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if value is None or isinstance(value, str | bool | int | float):
@@ -116,11 +152,12 @@ def _migrated(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _special(value: Any) -> Any:
+def special(value: Any) -> Any:
+    """Give back the floats that ``plain`` made strings of."""
     if isinstance(value, dict):
-        return {key: _special(item) for key, item in value.items()}
+        return {key: special(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_special(item) for item in value]
+        return [special(item) for item in value]
     return _SPECIAL.get(value, value) if isinstance(value, str) else value
 
 

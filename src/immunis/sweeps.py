@@ -2,6 +2,7 @@
 
 A job is a function of picklable arguments that returns plain JSON values. Finished results
 are kept, one file each, in a folder; a second run with the same folder repeats none of them.
+No lock is taken: one sweep at a time in a folder (commands hold the folder above it).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +21,9 @@ import torch
 
 from immunis.errors import InputError, SettingsError
 from immunis.files import make_folder, sealed, unsealed, write_text
+from immunis.records import plain, special
+
+_KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ def sweep(
     """Run every job and return results by key, in the order of ``jobs``.
 
     Args:
-        jobs: by key; equal keys mean equal results.
+        jobs: by key, a plain word (``key_of`` makes one); equal keys mean equal results.
         folder: where finished results are kept and looked for; nowhere if left out.
         workers: processes on this machine; 1 runs in this one.
         cluster: address of a Ray cluster (``ray://host:port``, or ``local`` for one started
@@ -60,6 +65,12 @@ def sweep(
     """
     if workers < 1:
         raise SettingsError(f"workers={workers}: need at least 1.")
+    for key in jobs:
+        if not _KEY.fullmatch(key):
+            raise SettingsError(
+                f"job key {key!r}: expected up to 100 letters, digits, - or _, since it names a "
+                "file; key_of makes one of anything."
+            )
     store = None if folder is None else make_folder(folder)
     results = {} if store is None else _finished(store, jobs, lasting)
     todo = [key for key in jobs if key not in results]
@@ -67,7 +78,7 @@ def sweep(
     def keep(key: str, result: Any) -> None:
         results[key] = result
         if store is not None and lasting(result):
-            write_text(store / f"{key}.json", sealed({"result": result}))
+            write_text(store / f"{key}.json", sealed(plain({"key": key, "result": result})))
         progress(jobs[key].label, len(results) / len(jobs))
 
     if workers == 1 and cluster is None:
@@ -90,7 +101,7 @@ def _run(key: str, job: Job) -> tuple[str, Any]:
     torch.set_num_threads(1)
     try:
         # Through JSON and back, so that a fresh result equals one read from its file.
-        return key, json.loads(json.dumps(job.call(*job.arguments)))
+        return key, special(json.loads(json.dumps(job.call(*job.arguments))))
     finally:
         torch.set_num_threads(threads)
 
@@ -108,8 +119,11 @@ def _finished(
             except InputError as error:
                 warnings.warn(f"{error} It is run again.", stacklevel=3)
                 continue
-            if "result" in values and lasting(values["result"]):
-                found[key] = values["result"]
+            result = special(values.get("result"))
+            if values.get("key") != key:
+                warnings.warn(f"{path} is of another job. It is run again.", stacklevel=3)
+            elif lasting(result):
+                found[key] = result
     return found
 
 

@@ -28,13 +28,14 @@ from immunis.heldout import HeldOut, merit
 from immunis.objectives.base import Objective
 from immunis.outputs import fitting, logits_of
 from immunis.plan import Hardware, Training
-from immunis.processes import rank, summed, together, world
+from immunis.processes import note_checkpoint, rank, summed, together, world
 from immunis.streams import Stream, augmented, held_out
 from immunis.taps import Tapped
 from immunis.tasks import Task
 from immunis.tracking import Tracker
 
 Progress = Callable[[str, float], None]
+EVERY = 300.0  # seconds after which a checkpoint is written between evaluations too
 BATCHNORM = nn.modules.batchnorm._BatchNorm
 
 
@@ -88,7 +89,9 @@ def fit(
         training: how.
         hardware: where; one CPU process if left out.
         seed: decides the order of data, augmentation, dropout and the harmful head.
-        folder: where checkpoints and TensorBoard's curves go; none are written without.
+        folder: where checkpoints and TensorBoard's curves go; none are written without. A
+            checkpoint is written at every evaluation, and after five minutes without one. No
+            lock is taken: one run at a time in a folder (the command line holds its own).
         resume: go on from the checkpoint in ``folder``, if there is one.
         wandb: Weights & Biases project to log to.
         identity: what the objective is, so that a checkpoint of another one is refused.
@@ -184,6 +187,7 @@ def fit(
 
     path = None if folder is None else Path(folder)
     run = _fingerprint(cut, primary, harmful, training, seed, identity)
+    note_checkpoint(None)
     history: list[dict[str, Any]] = []
     best: dict[str, Any] = {"step": 0, "merit": -math.inf, "model": None}
     done = 0
@@ -199,13 +203,21 @@ def fit(
         path if rank() == 0 else None, wandb if rank() == 0 else None, asdict(training)
     )
 
+    written = time.monotonic()
+
     def keep(step: int) -> None:
+        nonlocal written
         if path is not None:
             checkpoints.save(path, inner, optimizer.optimizer, {
                 "run": run, "step": step, "history": history, "best": best,
                 "weights": engine.weights,
                 "head": {} if harmful_head is None else harmful_head.state_dict(),
             })  # fmt: skip
+        written = time.monotonic()
+
+    def due() -> bool:  # by any process's clock, so that all of them write together
+        late = torch.tensor(float(time.monotonic() - written > EVERY), device=where)
+        return float(summed(late)) > 0
 
     def patient() -> bool:
         since = sum(row["step"] > best["step"] for row in history)
@@ -240,6 +252,9 @@ def fit(
         )
         progress("training", (step + 1) / steps)
         if (step + 1) % stride and step + 1 < steps:
+            if path is not None and due():
+                _agree_on_buffers(module)  # running means are linear: it matters not when
+                keep(step + 1)
             continue
         figures = measure(step + 1)
         history.append(figures)
