@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from immunis import Record, cli
+from immunis import Record, cli, console
 
 RECIPE = """
 [data]
@@ -42,8 +42,8 @@ def run(monkeypatch, capsys, tmp_path):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["immunis", *map(str, arguments)])
         monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-        for console in (cli.out, cli.err):
-            monkeypatch.setattr(console, "_width", 200)
+        for terminal in (console.out, console.err):
+            monkeypatch.setattr(terminal, "_width", 200)
         capsys.readouterr()
         try:
             cli.main()

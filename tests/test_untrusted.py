@@ -1,5 +1,6 @@
 """Untrusted input: other people's weights, data, recipes and records end in a clear refusal."""
 
+import contextlib
 import gzip
 import io
 import json
@@ -210,6 +211,96 @@ def test_a_parquet_bomb_is_refused(tmp_path, monkeypatch):
         read_images(tmp_path, "train", 8)
 
 
+@pytest.mark.parametrize("form", ["dictionary", "nested", "path"])
+def test_a_parquet_whose_rows_share_a_value_is_refused(tmp_path, monkeypatch, form):
+    monkeypatch.setattr("immunis.datasets.common.MOST_BYTES", 1 << 20)
+    rows, big = 300, pyarrow.array([bytes(10_000)])
+    images = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), big)
+    if form == "nested":
+        images = pyarrow.StructArray.from_arrays([images], ["bytes"])
+    elif form == "path":  # a column that is not needed is not read
+        small = pyarrow.array([b"x"] * rows)
+        images = pyarrow.StructArray.from_arrays([small, images], ["bytes", "path"])
+    table = pyarrow.table({"image": images, "label": [0] * rows})
+    pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
+    if form == "path":
+        assert len(read_images(tmp_path, "train", 8)) == rows
+    else:
+        with pytest.raises(InputError, match="expected image bytes .* got dictionary"):
+            read_images(tmp_path, "train", 8)
+
+
+def test_large_rows_of_a_parquet_are_not_unpacked_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("immunis.datasets.common.MOST_BYTES", 1 << 20)
+    parquet(tmp_path / "train.parquet", 64, bytes(1 << 20))
+    before = pyarrow.default_memory_pool()
+    pool = pyarrow.proxy_memory_pool(pyarrow.system_memory_pool())
+    pyarrow.set_memory_pool(pool)
+    try:
+        with pytest.raises(InputError, match=r"train\.parquet unpacks to .* bytes or more"):
+            read_images(tmp_path, "train", 8)
+    finally:
+        pyarrow.set_memory_pool(before)
+    assert 1 << 20 < pool.max_memory() < 1 << 24
+
+
+@pytest.mark.parametrize("kind", ["state", "checkpoint"])
+def test_a_packed_pytorch_file_is_refused_before_it_is_unpacked(tmp_path, kind):
+    plain, packed = io.BytesIO(), io.BytesIO()
+    torch.save({"weight": torch.zeros(1 << 20)}, plain)
+    with zipfile.ZipFile(plain) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    raw, path = packed.getvalue(), tmp_path / "bomb.pt"
+    assert len(raw) < 50_000
+    path.write_bytes(raw if kind == "state" else checkpoints.head_of(raw) + raw)
+    with pytest.raises(InputError, match=r"bomb\.pt cannot be read: its entries are packed"):
+        load_weights(torch.nn.Linear(1, 1), path) if kind == "state" else checkpoints.read(path)
+
+
+@pytest.mark.parametrize(
+    ("weight", "says"),
+    [
+        (torch.tensor([[float("nan")]]), "weight holds NaN"),
+        (torch.tensor([[float("inf")]]), "weight holds NaN or inf"),
+        (torch.tensor([[1e300]], dtype=torch.float64), "infinities in torch.float32"),
+        (torch.tensor([[1 + 2j]]), "weight is torch.complex64, expected torch.float32"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused_and_the_model_kept(tmp_path, weight, says):
+    model = torch.nn.Linear(1, 1)
+    before = model.weight.clone()
+    torch.save({"weight": weight, "bias": torch.zeros(1)}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match=says):
+        load_weights(model, tmp_path / "w.pt")
+    assert model.weight.equal(before)
+    torch.save({"weight": torch.ones(1, 1).double(), "bias": torch.zeros(1)}, tmp_path / "w.pt")
+    load_weights(model, tmp_path / "w.pt")
+
+
+def test_control_characters_in_names_are_written_out(tmp_path, monkeypatch, capfd):
+    evil = "a\x1b[31mRED\x1b]0;pwn\x07\x9b2J\u202e.npz"
+    faulty.write_recipes(tmp_path, 0)
+    (tmp_path / "p.npz").rename(tmp_path / evil)
+    text = (tmp_path / "linear.toml").read_text().replace("'p.npz'", json.dumps(evil))
+    (tmp_path / "linear.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for command in (["immunize", "linear.toml", "-o", "out"], ["measure", "linear.toml", "-v"]):
+        monkeypatch.setattr(sys, "argv", ["immunis", *command])
+        with contextlib.suppress(SystemExit):
+            cli.main()
+    (tmp_path / evil).unlink()
+    with contextlib.suppress(SystemExit):
+        cli.main()
+    told = capfd.readouterr()
+    made = [path.read_text() for path in (tmp_path / "out").glob("*.[hjm][tsd]*")]
+    assert len(made) >= 4 and any(r"\x1b[31mRED" in text for text in made)
+    assert r"\x1b[31mRED" in told.err  # the error names the file that is gone
+    for text in (told.out, told.err, *made):
+        assert not any(character in text for character in "\x07\x9b\u202e")
+        assert "\x1b]0" not in text and "\x1b[31mRED" not in text
+
+
 def test_a_parquet_with_lying_sizes_is_refused_or_read(tmp_path):
     parquet(tmp_path / "good.parquet", 100, bytes(300))
     good = (tmp_path / "good.parquet").read_bytes()
@@ -220,7 +311,7 @@ def test_a_parquet_with_lying_sizes_is_refused_or_read(tmp_path):
         bad[place] ^= 0x7F  # sizes, counts and offsets are varints: a byte makes them huge
         (tmp_path / "train.parquet").write_bytes(bad)
         try:
-            assert len(read_images(tmp_path, "train", 8)) <= 10_000
+            assert len(read_images(tmp_path, "train", 8)) <= 100
         except InputError as error:
             refused += "train.parquet" in str(error)
     assert refused > 20
@@ -271,10 +362,11 @@ def test_markup_in_names_stays_text(tmp_path):
             '{"kind": "x", "name": "y", "figures": {}, "schema": 2}',
             "schema 2; this .* Upgrade",
         ),
+        ('{"kind": "x", "name": "y", "figures": {}, "schema": true}', "schema True; this"),
         ('{"kind": "x", "name": "y", "schema": 1, "figures": ' + "[" * 100_000, "not JSON"),
         ('{"kind": "x", "name": "y", "figures": {}, "schema": ' + "9" * 10_000 + "}", "not JSON"),
     ],
-    ids=["newer", "deep", "digits"],
+    ids=["newer", "truth", "deep", "digits"],
 )
 def test_records_that_cannot_be_read_are_refused(tmp_path, text, says):
     (tmp_path / "r.json").write_text(text)

@@ -7,6 +7,7 @@ as it is (bad data, unknown name, bad setting); 130 interrupted.
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,6 @@ from immunis._version import __version__
 from immunis.console import (
     again,
     bar,
-    err,
     explain,
     held,
     manner,
@@ -504,7 +504,7 @@ def main() -> None:
         app()
     except ImmunisError as error:
         if manner.verbose:
-            err.print_exception()
+            say(traceback.format_exc())
         say(f"error: {error}", "red")
         sys.exit(2 if isinstance(error, ValueError) else 1)
     except OSError as error:  # stdout is closed or its disk is full

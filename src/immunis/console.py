@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from immunis.records import printable
 from immunis.tables import Table
 
 out, err = Console(), Console(stderr=True)
@@ -35,8 +36,8 @@ manner = Manner()
 
 
 def say(line: str, style: str | None = None) -> None:
-    """Print a line on stderr as it is."""
-    err.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+    """Print a line on stderr as it is, control characters written out."""
+    err.print(printable(line), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def bar(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(compact=True))
     hidden = quiet or manner.quiet or manner.verbose
     with Progress(*columns, console=err, transient=True, disable=hidden) as progress:
-        job = progress.add_task(escape(title), total=None)
+        job = progress.add_task(escape(printable(title)), total=None)
 
         said = [""]
 
@@ -56,7 +57,7 @@ def bar(
             if manner.verbose and line != said[0]:
                 say(line)
             said[0] = line
-            progress.update(job, description=escape(what), completed=share, total=1.0)
+            progress.update(job, description=escape(printable(what)), completed=share, total=1.0)
 
         try:
             yield report
@@ -70,16 +71,18 @@ def show(table: Table, text: bool = False) -> None:
     if manner.quiet:
         return
     grid = rich.table.Table(
-        title=escape(table.title),
+        title=escape(printable(table.title)),
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1) if text else 0,
     )
     for index, column in enumerate(table.columns):
         left = text or index == 0
-        grid.add_column(column, justify="left" if left else "right", no_wrap=not text)
+        grid.add_column(
+            escape(printable(column)), justify="left" if left else "right", no_wrap=not text
+        )
     for row in table.rows:
-        grid.add_row(*(escape(cell) for cell in row))
+        grid.add_row(*(escape(printable(cell)) for cell in row))
     out.print(grid)
 
 
@@ -92,7 +95,7 @@ def again(option: str = "") -> str:
 def explain(text: str) -> None:
     """Say in words what a table shows."""
     if not manner.quiet:
-        out.print(text, highlight=False, markup=False)
+        out.print(printable(text), highlight=False, markup=False)
 
 
 def show_estimate(found: Any, json: bool) -> None:
@@ -103,7 +106,7 @@ def show_estimate(found: Any, json: bool) -> None:
         typer.echo(dumps(found.to_dict(), indent=1))
         return
     show(found.table())
-    out.print(found.sentence(), soft_wrap=True, highlight=False, markup=False)
+    out.print(printable(found.sentence()), soft_wrap=True, highlight=False, markup=False)
 
 
 def take(path: str) -> Path:
@@ -115,7 +118,8 @@ def take(path: str) -> Path:
 
 def where(*paths: Path) -> None:
     """Say where the result is; always the last line."""
-    out.print("written: " + ", ".join(str(path) for path in paths), soft_wrap=True, markup=False)
+    line = "written: " + ", ".join(str(path) for path in paths)
+    out.print(printable(line), soft_wrap=True, markup=False)
 
 
 def show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:

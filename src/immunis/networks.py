@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from immunis.errors import InputError, SettingsError
 from immunis.features import tensors_digest
+from immunis.files import check_stored
 from immunis.tasks import Task
 
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -139,24 +140,45 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load a local safetensors file or state dict into a model; every tensor must fit.
 
     Raises:
-        InputError: for a file that cannot be read, or is of another model.
+        InputError: for a file that cannot be read, is of another model, or holds NaN, numbers
+            that the model's dtype cannot hold, or infinite parameters (a buffer may be a mask
+            of infinities).
     """
     path = Path(path)
     if path.suffix == ".safetensors":
         state: Any = read_tensors(path)
     else:
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            with path.open("rb") as file:
+                check_stored(file)
+                state = torch.load(file, map_location="cpu", weights_only=True)
         except FileNotFoundError as error:
             raise InputError(f"cannot read weights {path}: no such file.") from error
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
             raise InputError(f"weights {path} cannot be read: {str(error)[:200]}") from error
         state = state.get("state_dict", state) if isinstance(state, dict) else state
     try:
+        _check_values(model, state, path)
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"weights {path} are of another model: {reason}") from error
+
+
+def _check_values(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, own in model.state_dict().items():
+        if name not in state or not isinstance(own, Tensor):
+            continue  # load_state_dict says it better
+        tensor = state[name]
+        if not torch.can_cast(tensor.dtype, own.dtype):
+            raise InputError(f"weights {path}: {name} is {tensor.dtype}, expected {own.dtype}.")
+        values = tensor.to(own.dtype)
+        if values.isnan().any() or (name in parameters and values.isinf().any()):
+            raise InputError(
+                f"weights {path}: {name} holds NaN or infinities in {own.dtype}; the model cannot "
+                "be used. Fetch or train it again."
+            )
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -91,12 +91,9 @@ def _parquet(files: Sequence[Path]) -> list[Item]:
     for file in files:
         try:
             for row, (picture, label) in enumerate(_rows(file)):
-                content = picture.get("bytes") if isinstance(picture, dict) else picture
-                if not isinstance(content, bytes) or not isinstance(label, int):
-                    raise InputError(
-                        f"{file}, row {row}: expected image bytes and an integer label, got "
-                        f"{type(content).__name__} and {type(label).__name__}."
-                    )
+                content = picture["bytes"] if isinstance(picture, dict) else picture
+                if content is None or label is None:
+                    raise InputError(f"{file}, row {row} lacks its image or its label.")
                 items.append(Item(content, label, f"{file.name} row {row}"))
         except (OSError, pyarrow.ArrowException, MemoryError) as error:
             raise InputError(f"{file} is not a readable parquet file: {error}.") from error
@@ -104,19 +101,34 @@ def _parquet(files: Sequence[Path]) -> list[Item]:
 
 
 def _rows(file: Path) -> Iterator[tuple[Any, Any]]:
-    """Rows of a parquet file, a few at a time: what it says of its sizes is not believed."""
+    """Rows of a parquet file, one at a time: what it says of its sizes is not believed.
+
+    One value may stand for many rows (in the file, or as an Arrow dictionary), so rows are
+    counted as they come out, and types that share values between rows are refused.
+    """
     import pyarrow.parquet
+    from pyarrow import types
 
     with pyarrow.parquet.ParquetFile(file) as table:
         names = table.schema_arrow.names
-        missing = {"image", "label"} - set(names)
+        missing = {name for name in ("image", "label") if names.count(name) != 1}
         if missing:
             raise InputError(
                 f"{file} lacks column {' and '.join(sorted(missing))}; it has {', '.join(names)}. "
                 "Expected image (bytes) and label (integer)."
             )
+        kind, label = (table.schema_arrow.field(name).type for name in ("image", "label"))
+        column = "image"
+        if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+            kind, column = kind.field("bytes").type, "image.bytes"
+        if not (types.is_binary(kind) or types.is_large_binary(kind)) or not types.is_integer(
+            label
+        ):
+            raise InputError(
+                f"{file}: expected image bytes and an integer label, got {kind} and {label}."
+            )
         size = 0
-        for batch in table.iter_batches(batch_size=64, columns=["image", "label"]):
+        for batch in table.iter_batches(batch_size=1, columns=[column, "label"]):
             size += batch.nbytes + ROW * batch.num_rows
             check_unpacked(file, size)
             yield from zip(batch["image"].to_pylist(), batch["label"].to_pylist(), strict=True)
