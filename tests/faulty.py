@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from deep import small_net, tasks
-from immunis import LostProcessError, Record, cli, processes
+from immunis import LostProcessError, Record, cli, processes, training
 from immunis.console import take
 from immunis.features import cut
 from immunis.files import release
@@ -127,8 +127,13 @@ def orphan(folder, launched):
 STEPS = 6
 
 
-def train(rank, port, folder, processes, die_at=None, resume=False):
-    """Train a small network as one of several processes; the last one dies at a step if asked."""
+def train(rank, port, folder, processes, die_at=None, resume=False, late=False):
+    """Train a small network as one of several processes.
+
+    If asked, the last one dies at a step, or its clock says that a checkpoint is always due.
+    """
+    if late and rank == processes - 1:
+        training.EVERY = 0.0
     if processes > 1:
         os.environ.update(
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(processes),
@@ -138,7 +143,7 @@ def train(rank, port, folder, processes, die_at=None, resume=False):
     primary, harmful = tasks()
     whole = cut(small_net(), primary.train.first(2), 4)
     method = get_method("probe")
-    training = Training(
+    settings = Training(
         steps=STEPS, batch=48, harmful_batch=96, rate=1e-3, optimizer="sgd", evaluate=3
     )
 
@@ -149,7 +154,7 @@ def train(rank, port, folder, processes, die_at=None, resume=False):
     try:
         result = fit(
             whole, method.objective(method.configure({}, network=True), whole), primary, harmful,
-            training, Hardware(devices=processes, strategy="ddp" if processes > 1 else "auto"),
+            settings, Hardware(devices=processes, strategy="ddp" if processes > 1 else "auto"),
             folder=folder, resume=resume, progress=progress,
         )  # fmt: skip
     except LostProcessError as error:

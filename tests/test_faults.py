@@ -477,6 +477,17 @@ def test_a_dead_process_ends_the_run_and_any_number_of_them_resume_it(
         assert torch.allclose(one[0][key].float(), two[0][key].float(), atol=2e-5), key
 
 
+def test_processes_write_a_checkpoint_together_when_one_clock_says_so(nursery, tmp_path):
+    straight, broken = (make_folder(tmp_path / name) for name in ("straight", "broken"))
+    assert train(nursery, straight, 2) == [0, 0]
+    assert train(nursery, broken, 2, die_at=4, late=True) == [1, -signal.SIGKILL]
+    assert checkpoints.read(broken / checkpoints.NAME)["step"] == 3  # evaluated at 2 and 4
+    assert train(nursery, broken, 2, resume=True) == [0, 0]
+    one, two = (torch.load(place / "model0.pt", weights_only=True) for place in (straight, broken))
+    assert one[1] == two[1]
+    assert tensors_digest(one[0]) == tensors_digest(two[0])
+
+
 @pytest.mark.parametrize(
     "start",
     [
