@@ -525,7 +525,8 @@ def test_an_interrupted_command_says_how_to_go_on(run, house_folder, monkeypatch
     monkeypatch.setattr(house_prices, "sweep", interrupted)
     done = run("reproduce", "house-prices", "--data", house_folder)
     assert done.returncode == 130
-    assert "the same command goes on from there" in done.stderr
+    assert "goes on from there" in done.stderr
+    assert f"immunis reproduce house-prices --data {house_folder}" in done.stderr
 
 
 def test_on_the_real_table_the_released_loop_gives_what_its_authors_logged(data_folder):
