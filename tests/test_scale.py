@@ -42,8 +42,10 @@ def test_an_answer_that_does_not_fit_is_refused():
     one = torch.ones(1, dtype=F)
     assert float(answer(one, -126, torch.float32, "x")) == 2.0**-126
     for exponent, dtype in ((-127, torch.float32), (128, torch.float32), (-1023, F), (5000, F)):
-        with pytest.raises(NumericalError, match="too"):
+        with pytest.raises(NumericalError, match="too large" if exponent > 0 else "too small"):
             answer(one, exponent, dtype, "x")
+    with pytest.raises(NumericalError, match="R_well is too small"):  # it would be subnormal
+        r.r_well(torch.diag(torch.tensor([3e-156, 1e-156], dtype=F)))
 
 
 def test_equal_numbers_scatter_by_exactly_nothing():

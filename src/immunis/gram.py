@@ -22,7 +22,7 @@ from immunis.splits import EPS64, Split, epsilon_of
 from immunis.tasks import Task
 
 CHUNK_BYTES = 1 << 25
-LARGEST = 1e140  # beyond this (or below its inverse) squares and their ratios leave float64
+LARGEST_FEATURE = 1e140  # beyond this (or below its inverse) squares and their ratios leave float64
 
 
 @dataclass
@@ -197,10 +197,11 @@ def _block(features: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
 def check_squares(values: Tensor, what: str) -> None:
     """Refuse values whose squares, and the ratios of those, would leave float64's range."""
     peak = float(values.abs().max()) if values.numel() else 0.0
-    if not peak <= LARGEST or 0 < peak < 1 / LARGEST:  # NaN fails the first comparison too
+    if not peak <= LARGEST_FEATURE or 0 < peak < 1 / LARGEST_FEATURE:  # NaN fails the first
         raise InputError(
-            f"{what} reach {peak:.3g} in size; between {1 / LARGEST:.0e} and {LARGEST:.0e} "
-            f"their squares fit float64. Drop NaN and infinite values, and rescale the {what}."
+            f"{what} reach {peak:.3g} in size; between {1 / LARGEST_FEATURE:.0e} and "
+            f"{LARGEST_FEATURE:.0e} their squares fit float64. Drop NaN and infinite values, and "
+            f"rescale the {what}."
         )
 
 

@@ -62,8 +62,9 @@ def answer(values: Tensor, exponent: int, dtype: torch.dtype, what: str) -> Tens
     found = carry(values, exponent).to(dtype)
     limits, size = torch.finfo(dtype), float(found.abs().max()) if found.numel() else 0.0
     if not size <= limits.max or (size < limits.tiny and bool(values.any())):
+        fault = "too small" if size <= limits.max else "too large"
         raise NumericalError(
-            f"{what} is {'too large' if size else 'too small'} for {dtype}, which holds "
+            f"{what} is {fault} for {dtype}, which holds "
             f"{limits.tiny:.0e} to {limits.max:.0e}. Rescale the features or the matrix"
             f"{', or pass it in float64' if dtype != torch.float64 else ''}; in training, lower "
             "the step size."
