@@ -14,13 +14,16 @@ F = torch.float64
 def test_both_ends_equal_the_full_decomposition_within_the_bound(d, size):
     matrix = size * reference.with_spectrum(torch.logspace(0, -5, d, dtype=F))
     found, values = extremes(matrix), torch.linalg.eigvalsh(matrix)
-    assert abs(found.largest - float(values[-1])) <= found.error
-    assert abs(found.smallest - float(values[0])) <= found.error
-    assert found.error <= (d * 2.0**-52 + 10 * TOLERANCE) * found.largest
+    assert abs(found.largest - float(values[-1])) <= found.largest_error
+    assert abs(found.smallest - float(values[0])) <= found.smallest_error
+    assert found.largest_error <= (d * 2.0**-52 + 10 * TOLERANCE) * found.largest
+    assert found.smallest_error <= 4 * d * 2.0**-52 * found.largest
     kappa = float(values[-1] / values[0])
     assert abs(found.condition_number / kappa - 1) <= found.relative_error + 1e-15
     for value, vector in ((found.largest, found.leading), (found.smallest, found.trailing)):
-        torch.testing.assert_close(matrix @ vector, value * vector, rtol=0, atol=2 * found.error)
+        torch.testing.assert_close(
+            matrix @ vector, value * vector, rtol=0, atol=2 * found.largest_error
+        )
 
 
 def test_repeated_ends_are_no_trouble():
@@ -48,6 +51,23 @@ def test_a_streamed_gram_is_read():
 def test_what_it_does_not_hold_for_is_refused(matrix, says):
     with pytest.raises(InputError, match=says):
         exported(matrix)
+
+
+@pytest.mark.parametrize("low", [1e-10, 1e-12])
+def test_the_bound_of_a_tiny_smallest_eigenvalue_says_something(low):
+    d = 300
+    values = torch.cat([torch.linspace(1, 0.5, d - 1, dtype=F), torch.tensor([low], dtype=F)])
+    found = extremes(reference.with_spectrum(values))
+    assert abs(found.smallest - low) <= found.smallest_error
+    assert found.smallest_error < 3 * d * 2.0**-52  # not the tolerance of the iterations
+    assert found.relative_error < 0.2
+
+
+def test_a_bound_that_reaches_zero_is_refused(monkeypatch):
+    module = __import__("sys").modules["immunis.extremes"]
+    monkeypatch.setattr(module, "_residual", lambda k, value, vector: float(value))
+    with pytest.raises(InputError, match="singular to working precision"):
+        extremes(torch.diag(torch.tensor([5.0, 4.0, 1.0], dtype=F)))
 
 
 def test_a_missed_eigenvalue_is_noticed(monkeypatch):

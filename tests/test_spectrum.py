@@ -11,9 +11,11 @@ from immunis import (
     RankWarning,
     Spectrum,
     condition_number_interval,
+    extremes,
     reference_condition_number,
 )
 from immunis.gram import gram_of
+from immunis.regularizers import kappa, r_ill, r_well
 from immunis.spectrum import (
     eigh,
     relative_cutoff,
@@ -170,3 +172,28 @@ def test_the_released_kappa_refuses_what_it_cannot_use():
 def test_decomposing_nan_is_a_numerical_error():
     with pytest.raises(NumericalError, match="diverged"):
         eigh(torch.full((2, 2), float("nan")))
+
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize(("dtype", "d"), [(torch.bfloat16, 13), (torch.float16, 103)])
+def test_a_matrix_too_wide_for_its_precision_is_refused(dtype, d):
+    for call in (Spectrum.of, extremes, kappa, r_ill):
+        call(torch.eye(d - 1, dtype=dtype))
+        with pytest.raises(InputError, match=f"matrix of {d} dimensions in {dtype}"):
+            call(torch.eye(d, dtype=dtype))
+    wide = torch.diag(torch.linspace(1, 2, 200)).to(dtype)  # R_well needs no rank
+    expected = float(r_well(wide.double()))
+    assert float(r_well(wide)) == pytest.approx(expected, rel=torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("d", [5, 12])
+def test_half_precision_does_not_hide_what_is_no_gram_matrix(dtype, d):
+    torch.manual_seed(0)
+    for call in (Spectrum.of, extremes):
+        with pytest.raises(InputError, match="not symmetric"):
+            call(torch.randn(d, d).to(dtype))
+    with pytest.raises(InputError, match="negative eigenvalue"):
+        Spectrum.of(-torch.eye(d, dtype=dtype))

@@ -1,10 +1,11 @@
 """Both ends of a large spectrum, proven, without a full decomposition.
 
 Lanczos iterations on K find its largest eigenpair, and on K⁻¹, through a Cholesky factor, the
-smallest. A residual ``‖Kv − λv‖`` bounds how far λ is from *an* eigenvalue; that none lies further
-out is proven by inertia (Sylvester): ``K − sI`` has a Cholesky factor exactly if s lies below every
-eigenvalue. Three factorisations of D³/3 operations and a few hundred products with vectors replace
-the 9·D³ of ``eigh``; on the CPU, where memory holds K twice.
+smallest, which inverse iteration refines. A residual ``‖Kv − λv‖`` bounds how far λ is from *an*
+eigenvalue; that none lies further out is proven by inertia (Sylvester): ``K − sI`` has a Cholesky
+factor exactly if s lies below every eigenvalue. Three factorisations of D³/3 operations
+and a few hundred products with vectors replace the 9·D³ of ``eigh``; on the CPU, where memory holds
+K twice.
 
 This holds for full rank only. The smallest *non-zero* eigenvalue of a singular matrix hides
 behind its null space, which no shift of this kind removes: ``Spectrum.of`` finds the rank.
@@ -22,10 +23,11 @@ from torch import Tensor
 from immunis.errors import InputError, NumericalError
 from immunis.gram import Gram
 from immunis.scale import answer, real, unit
-from immunis.spectrum import relative_cutoff
+from immunis.spectrum import COARSEST, relative_cutoff
 from immunis.splits import EPS64
 
-TOLERANCE = 1e-10  # of an eigenvalue's residual, relative to that eigenvalue
+TOLERANCE = 1e-10  # of the iterations: relative, in K at the upper end, in K⁻¹ at the lower
+REFINEMENTS = 2  # of the lower end, whose vector K⁻¹ tells less of than K needs
 MOST_PRODUCTS = 3000
 SMALL = 32
 
@@ -37,15 +39,17 @@ class Extremes:
     Attributes:
         largest: λ₁.
         smallest: λ_D.
-        error: bound on the error of either: its residual, and the rounding of the matrix,
+        largest_error: bound on the error of λ₁: its residual, and the rounding of the matrix,
             ``λ₁·max(D·ε, ε_in²)``, which is the cut-off of ``spectrum``.
+        smallest_error: the same of λ_D, and less than λ_D.
         leading: unit eigenvector of λ₁ (D).
         trailing: unit eigenvector of λ_D (D).
     """
 
     largest: float
     smallest: float
-    error: float
+    largest_error: float
+    smallest_error: float
     leading: Tensor = field(repr=False)
     trailing: Tensor = field(repr=False)
 
@@ -57,7 +61,7 @@ class Extremes:
     @property
     def relative_error(self) -> float:
         """Bound on the relative error of κ."""
-        return self.error / self.smallest + self.error / self.largest
+        return self.smallest_error / self.smallest + self.largest_error / self.largest
 
 
 def extremes(source: Gram | Tensor) -> Extremes:
@@ -78,7 +82,7 @@ def extremes(source: Gram | Tensor) -> Extremes:
     share = relative_cutoff(len(matrix), epsilon, matrix.dtype)
     k, exponent = unit(matrix.to("cpu"))
     del matrix  # at D = 8192 each copy takes half a gigabyte
-    if not _symmetric(k, max(1e-8, 10 * share)):
+    if not _symmetric(k, max(1e-8, min(10 * share, COARSEST))):
         raise InputError("the matrix is not symmetric; pass a Gram matrix.")
     if not bool(k.any()):
         raise _singular(len(k))
@@ -87,12 +91,16 @@ def extremes(source: Gram | Tensor) -> Extremes:
     factor, failed = torch.linalg.cholesky_ex(k)
     if int(failed) or not float(factor.diagonal().min()) ** 2 > noise:
         raise _singular(len(k))
-    bottom, trailing = _lanczos(k, functools.partial(_solved, factor))
+    _, trailing = _lanczos(k, functools.partial(_solved, factor))
+    for _ in range(REFINEMENTS):
+        trailing = torch.nn.functional.normalize(_solved(factor, trailing), dim=0)
+    bottom = trailing @ (k @ trailing)
     del factor
-    if not float(bottom) > noise:
+    errors = [noise + _residual(k, *pair) for pair in ((top, leading), (bottom, trailing))]
+    if not float(bottom) > errors[1]:  # the proof would only say that it is positive, or less
         raise _singular(len(k))
-    error = noise + float(max(_residual(k, top, leading), _residual(k, bottom, trailing)))
-    for sign, end in ((-1.0, top), (1.0, bottom)):  # top + error − K, and K − (bottom − error)
+    for sign, end, error in zip((-1.0, 1.0), (top, bottom), errors, strict=True):
+        # top + error − K, and K − (bottom − error)
         shifted = sign * k
         shifted.diagonal().sub_(sign * end - error)
         if int(torch.linalg.cholesky_ex(shifted)[1]):
@@ -100,9 +108,9 @@ def extremes(source: Gram | Tensor) -> Extremes:
                 "an eigenvalue beyond the ones found exists: the iterations missed it. Use "
                 "Spectrum.of, which decomposes the whole matrix."
             )
-    ends = torch.tensor([top, bottom, error], dtype=torch.float64)
-    largest, smallest, bound = answer(ends, exponent, torch.float64, "an eigenvalue").tolist()
-    return Extremes(largest, smallest, bound, leading, trailing)
+    ends = torch.tensor([top, bottom, *errors], dtype=torch.float64)
+    largest, smallest, *bounds = answer(ends, exponent, torch.float64, "an eigenvalue").tolist()
+    return Extremes(largest, smallest, bounds[0], bounds[1], leading, trailing)
 
 
 def _symmetric(matrix: Tensor, share: float) -> bool:
@@ -144,8 +152,8 @@ def _solved(factor: Tensor, vector: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor.T, half, upper=True)[:, 0]
 
 
-def _residual(k: Tensor, value: Tensor, vector: Tensor) -> Tensor:
-    return (k @ vector - value * vector).norm()
+def _residual(k: Tensor, value: Tensor, vector: Tensor) -> float:
+    return float((k @ vector - value * vector).norm())
 
 
 def _singular(dimension: int) -> InputError:

@@ -175,15 +175,14 @@ def _homogeneous(
 
 def _well(matrix: Tensor) -> Pair:
     def formula(s: Tensor, dtype: torch.dtype) -> Pair:
-        if s.is_cuda and bool(s.any()):
-            return _well_of(s, *leading_projector(s))
-        u, sigma, v = _singular(s, None, dtype)
-        p = min(s.shape)
-        if not len(sigma):
+        if not bool(s.any()):
             return s.new_zeros(()), torch.zeros_like(s)
+        if s.is_cuda:
+            return _well_of(s, *leading_projector(s))
+        p = min(s.shape)
+        u, sigma, v = _singular(s, p)  # rank plays no part
         gaps = (sigma[0] - sigma) * (sigma[0] + sigma)  # sums of these do not cancel
-        value = (gaps.sum() + (p - len(sigma)) * sigma[0] ** 2) / (2 * p)
-        return value, _extreme(u, sigma, v, 0) - s.to("cpu") / p
+        return gaps.mean() / 2, _extreme(u, sigma, v, 0) - s.to("cpu") / p
 
     return _homogeneous(formula, matrix, 2, "R_well")
 

@@ -23,7 +23,8 @@ from immunis.scale import real
 from immunis.splits import EPS64
 
 REFERENCE_SHIFT = 1e-6
-LARGEST = 1e290  # beyond this (or below its inverse) a spectrum leaves float64's range
+LARGEST_MATRIX = 1e290  # beyond this (or below its inverse) a spectrum leaves float64's range
+COARSEST = 0.1  # share of λ_max that rounding may reach before a spectrum says nothing
 
 
 def relative_cutoff(
@@ -35,8 +36,18 @@ def relative_cutoff(
         dimension: D.
         epsilon: precision of the inputs behind a Gram matrix.
         dtype: in which the matrix itself was held.
+
+    Raises:
+        InputError: if that share exceeds a tenth: a wide matrix in bfloat16 or float16.
     """
-    return max(dimension * torch.finfo(dtype).eps, epsilon**2)
+    share = max(dimension * torch.finfo(dtype).eps, epsilon**2)
+    if share > COARSEST:
+        raise InputError(
+            f"a matrix of {dimension} dimensions in {dtype} is known to D·ε = {share:.3g} of its "
+            f"largest eigenvalue; at most {COARSEST} is taken, or its rank is rounding. Form it "
+            "from the features in float32 or float64, as gram() does."
+        )
+    return share
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,19 +108,21 @@ class Spectrum:
         scale = matrix.abs().max()
         if not bool(torch.isfinite(scale)):
             raise InputError("the matrix holds NaN or infinities; its spectrum is undefined.")
-        if not float(scale) <= LARGEST or 0 < float(scale) < 1 / LARGEST:
+        if not float(scale) <= LARGEST_MATRIX or 0 < float(scale) < 1 / LARGEST_MATRIX:
             raise InputError(
-                f"the matrix reaches {float(scale):.3g} in size; between {1 / LARGEST:.0e} and "
-                f"{LARGEST:.0e} its eigenvalues and the cut-off below them fit float64. Rescale it."
+                f"the matrix reaches {float(scale):.3g} in size; between "
+                f"{1 / LARGEST_MATRIX:.0e} and {LARGEST_MATRIX:.0e} its eigenvalues and the "
+                "cut-off below them fit float64. Rescale it."
             )
         share = relative_cutoff(len(matrix), epsilon, source.dtype)
-        if float((matrix - matrix.T).abs().max()) > max(1e-8, 10 * share) * float(scale):
+        slack = min(10 * share, COARSEST)
+        if float((matrix - matrix.T).abs().max()) > max(1e-8, slack) * float(scale):
             raise InputError(
                 "the matrix is not symmetric; pass a Gram matrix, or build one with gram()."
             )
         values = torch.linalg.eigvalsh((matrix + matrix.T) / 2).flip(0)
         cutoff = float(values[0]) * share
-        if float(values[-1]) < -10 * max(cutoff, float(scale) * share):
+        if float(values[-1]) < -slack * max(float(values[0]), float(scale)):
             raise InputError(
                 f"the matrix has a negative eigenvalue ({float(values[-1]):.3g}); "
                 "a Gram matrix has none."
@@ -270,8 +283,10 @@ def reference_condition_number(matrix: Tensor) -> float:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"expected a square matrix, got shape {tuple(matrix.shape)}.")
     matrix = real(matrix).detach().to("cpu", torch.float64)
-    if not float(matrix.abs().max()) <= LARGEST:
-        raise InputError(f"the matrix holds NaN, infinities or numbers beyond {LARGEST:.0e}.")
+    if not float(matrix.abs().max()) <= LARGEST_MATRIX:
+        raise InputError(
+            f"the matrix holds NaN, infinities or numbers beyond {LARGEST_MATRIX:.0e}."
+        )
     eye = torch.eye(len(matrix), dtype=torch.float64)
     values = torch.linalg.eigvalsh(matrix + REFERENCE_SHIFT * eye)
     kept = values[values > REFERENCE_SHIFT]
