@@ -306,6 +306,8 @@ def test_records_are_compared_side_by_side(audit_record, evil_records):
 def test_records_that_cannot_be_shown_are_refused(pair, demo_record, audit_record):
     with pytest.raises(InputError, match="has no card"):
         render(measure(*pair).record)
+    with pytest.raises(InputError, match=r"kind \[1\] has no card"):
+        render(dataclasses.replace(demo_record, kind=[1]))
     with pytest.raises(InputError, match="cannot be compared"):
         render(audit_record, demo_record)
     with pytest.raises(InputError, match="came twice"):

@@ -701,7 +701,8 @@ def verdicts(i: Inputs):
 # Scaling itself
 
 
-@checks("scale.unit", "scale.carry", "scale.answer", "scale.exponent_of", "scale.real")
+@checks("scale.unit", "scale.carry", "scale.answer", "scale.exponent_of", "scale.real",
+        "scale.square")  # fmt: skip
 def scaling(i: Inputs):
     x = scale.real(i.x)
     values, exponent = scale.unit(x)

@@ -7,6 +7,7 @@ from conftest import make_task
 from immunis import (
     InputError,
     RankWarning,
+    SettingsError,
     Task,
     gram,
     measure,
@@ -185,5 +186,5 @@ def test_measure_refuses_unlike_tasks(pair):
             measure(*pair, model=bad)
         with pytest.raises(InputError, match="extractor reads"):
             relative_immunization_ratio(bad, *pair)
-    with pytest.raises(InputError, match="steps=-1"):
+    with pytest.raises(SettingsError, match="steps=-1"):
         norm_ratio_curve(gram(pair[0]), -1)

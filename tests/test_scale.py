@@ -11,18 +11,24 @@ from immunis import (
     InputError,
     NumericalError,
     PreconditionedLinear,
+    SettingsError,
     Spectrum,
     Task,
+    condition_number_interval,
+    extremes,
+    gram,
     immunize,
+    reference_condition_number,
 )
 from immunis import guarantees as g
 from immunis import regularizers as r
 from immunis.attacks import ATTACKS
 from immunis.attacks.gd_line_search import line_search
 from immunis.gram import gram_of
-from immunis.metrics import norm_ratio_curve, score
-from immunis.projectors import leading_projector
+from immunis.metrics import as_extractor, norm_ratio_curve, score
+from immunis.projectors import leading_projector, trailing_projector
 from immunis.scale import answer, carry, unit
+from immunis.spectrum import eigh
 from immunis.verdict import interval, residual_advantage
 from test_attacks import arena_for, separable
 
@@ -192,6 +198,13 @@ def test_a_layer_whose_dtype_cannot_hold_theta_is_refused():
         immunize(torch.eye(3, dtype=torch.float16), p, h, "frontier")
 
 
+def test_a_head_that_the_layers_dtype_cannot_hold_is_refused():
+    torch.manual_seed(0)
+    p, h = (Task((1e-6 * torch.randn(30, 3, dtype=F), torch.arange(30) % 2)) for _ in range(2))
+    with pytest.raises(NumericalError, match="compensated head is too large for torch.float16"):
+        immunize(torch.eye(3, dtype=torch.float16), p, h, "erase")
+
+
 def test_the_leading_projector_refuses_zero():
     with pytest.raises(InputError, match="zero"):
         leading_projector(torch.zeros(2, 2))
@@ -217,3 +230,76 @@ def test_closed_form_attacks_read_features_of_any_unit(name, size):
     arena = arena_for(ATTACKS[name], data=data, model=model)
     first = {key: options[0] for key, options in ATTACKS[name].space(arena).items()}
     assert ATTACKS[name].run(arena, first)[-1].test > 0.9
+
+
+TAKES_A_MATRIX = {
+    "Spectrum.of": lambda m: Spectrum.of(m).eigenvalues,
+    "extremes": lambda m: torch.tensor(extremes(m).condition_number),
+    "reference_condition_number": lambda m: torch.tensor(reference_condition_number(m)),
+    "interval": lambda m: torch.tensor(condition_number_interval(m, groups=2, size=3).mean),
+    "eigh": lambda m: eigh(m)[0],
+    "projectors": lambda m: leading_projector(m)[1] + trailing_projector(m).bottom,
+    "r_well": lambda m: r.r_well(m) + r.r_well_gradient(m).sum(),
+    "r_ill": lambda m: r.r_ill(m) + r.r_ill_gradient(m).sum(),
+    "kappa": lambda m: r.kappa(m) + r.kappa_gradient(m).sum(),
+    "rho": lambda m: r.rho(m, m) + r.rho_gradient(m, m).sum(),
+    "hessians": lambda m: r.feature_hessian(m) + r.linear_hessian(m, m),
+    "hessian_to_theta": lambda m: r.hessian_to_theta(m, m, m),
+    "gram": lambda m: gram(m).matrix(),
+    "gram_of": lambda m: gram_of(m, m).matrix(),
+    "transform": lambda m: gram_of(S).transform(m).matrix(),
+    "steps": lambda m: g.eigenvalues_after_ill_step(m[0], 0.1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("name", TAKES_A_MATRIX)
+def test_matrices_are_taken_as_arrays_or_refused_by_name(name):
+    call, plain = TAKES_A_MATRIX[name], S + 1
+    expected = call(plain)
+    for same in (plain.numpy(), np.asfortranarray(plain.numpy()[::-1])[::-1], np.ma.array(plain)):
+        assert torch.equal(call(same), expected)
+    if name != "steps":  # a row of those is taken below; sparse ones have none
+        assert torch.equal(call(plain.to_sparse()), expected)
+    other = [
+        plain.to(torch.float8_e4m3fn), plain.to("meta"), plain.to(torch.complex64),
+        torch.quantize_per_tensor(plain.float(), 0.1, 0, torch.qint8),
+        np.ma.masked_less(plain.numpy(), 2), plain.numpy().astype(str),
+    ]  # fmt: skip
+    for foreign in other:
+        with pytest.raises(InputError):
+            call(foreign)
+
+
+def test_masked_values_are_refused_not_read():
+    x = np.ma.masked_greater(np.arange(12.0).reshape(4, 3), 10)
+    with pytest.raises(InputError, match=r"1 masked value\(s\) came; drop those rows"):
+        gram(x)
+    with pytest.raises(InputError, match="masked"):
+        Task((x, np.arange(4) % 2))
+
+
+@pytest.mark.parametrize("bad", [2.5, True, None, "2", 2**70, -1, math.nan])
+def test_settings_that_count_are_whole_numbers(bad):
+    torch.manual_seed(0)
+    x = torch.randn(20, 3, dtype=F)
+    task = Task((x, torch.arange(20) % 2))
+    calls = {
+        "seed": lambda: immunize(torch.eye(3), task, task, "frontier", seed=bad),
+        "steps": lambda: norm_ratio_curve(gram(task), bad),
+        "groups": lambda: condition_number_interval(x, groups=bad, size=5),
+        "size": lambda: condition_number_interval(x, groups=2, size=bad),
+    }
+    for name, call in calls.items():
+        with pytest.raises(SettingsError, match=f"{name}="):
+            call()
+    assert len(norm_ratio_curve(gram(task), np.int64(2))) == 3
+
+
+def test_an_extractor_is_a_plain_matrix():
+    for theta in (torch.eye(3, device="meta"), torch.eye(3).to(torch.float8_e4m3fn)):
+        with pytest.raises(InputError):
+            as_extractor(theta)
+        task = Task((torch.randn(20, 3), torch.arange(20) % 2))
+        with pytest.raises(InputError):
+            immunize(theta, task, task, "frontier")

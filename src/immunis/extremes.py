@@ -17,12 +17,13 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from immunis.errors import InputError, NumericalError
 from immunis.gram import Gram
-from immunis.scale import answer, real, unit
+from immunis.scale import answer, square, unit
 from immunis.spectrum import COARSEST, relative_cutoff
 from immunis.splits import EPS64
 
@@ -64,7 +65,7 @@ class Extremes:
         return self.smallest_error / self.smallest + self.largest_error / self.largest
 
 
-def extremes(source: Gram | Tensor) -> Extremes:
+def extremes(source: Gram | Tensor | np.ndarray) -> Extremes:
     """Return the extreme eigenpairs of a Gram, or of a symmetric positive definite matrix.
 
     Raises:
@@ -76,9 +77,7 @@ def extremes(source: Gram | Tensor) -> Extremes:
     (4.0, 1.0)
     """
     epsilon = source.epsilon if isinstance(source, Gram) else EPS64
-    matrix = real(source.matrix() if isinstance(source, Gram) else source)
-    if matrix.shape[0] != matrix.shape[1]:
-        raise InputError(f"expected a square matrix, got shape {tuple(matrix.shape)}.")
+    matrix = square(source.matrix() if isinstance(source, Gram) else source)
     share = relative_cutoff(len(matrix), epsilon, matrix.dtype)
     k, exponent = unit(matrix.to("cpu"))
     del matrix  # at D = 8192 each copy takes half a gigabyte

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from immunis.errors import InputError, NumericalError
 from immunis.scale import answer, real, unit
-from immunis.splits import EPS64, Split, epsilon_of
+from immunis.splits import EPS64, Split, as_tensor, epsilon_of
 from immunis.tasks import Task
 
 CHUNK_BYTES = 1 << 25
@@ -86,13 +86,13 @@ class Gram:
         Raises:
             InputError: if the block is not a finite real matrix whose squares fit float64.
         """
-        z, y = _block(features, targets)
+        z, y, epsilon = _block(features, targets)
         if (z.shape[1], y.shape[1]) != tuple(self.cross_scatter.shape):
             raise InputError(
                 f"a block of {z.shape[1]} features and {y.shape[1]} targets came to moments of "
                 f"{self.dimension} and {len(self.target_mean)}."
             )
-        self._take(z, y, epsilon_of(features.dtype))
+        self._take(z, y, epsilon)
 
     def _take(self, z: Tensor, y: Tensor, epsilon: float) -> None:
         (z, mean), (y, target_mean) = _centred(z), _centred(y)
@@ -142,7 +142,8 @@ class Gram:
             InputError: if ``linear`` is not a finite real matrix of D rows.
             NumericalError: if the moments leave float64's range.
         """
-        if real(linear).shape[0] != self.dimension:
+        linear = real(linear)
+        if linear.shape[0] != self.dimension:
             raise InputError(
                 f"a map of shape {tuple(linear.shape)} came to {self.dimension} features."
             )
@@ -171,8 +172,9 @@ def symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
 
 
-def _block(features: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Features and targets in float64, refused where their squares would not fit it."""
+def _block(features: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor, float]:
+    """Features and targets in float64, refused where their squares would not fit; precision."""
+    features = as_tensor(features, "features")
     if features.ndim != 2 or not features.numel():
         raise InputError(
             f"features have shape {tuple(features.shape)}; expected (samples, features) with at "
@@ -180,18 +182,16 @@ def _block(features: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
         )
     if targets is None:
         targets = features.new_zeros(len(features), 0)
+    targets = as_tensor(targets, "targets")
     if targets.ndim != 2 or len(targets) != len(features):
         raise InputError(
             f"targets have shape {tuple(targets.shape)}; expected ({len(features)}, outputs), one "
             "row for each sample."
         )
-    for what, values in (("features", features), ("targets", targets)):
-        if values.is_complex():
-            raise InputError(f"{what} are {values.dtype}; expected real numbers.")
     z, y = (values.detach().to("cpu", torch.float64) for values in (features, targets))
     check_squares(z, "features")
     check_squares(y, "targets")
-    return z, y
+    return z, y, epsilon_of(features.dtype)
 
 
 def check_squares(values: Tensor, what: str) -> None:
@@ -232,9 +232,9 @@ def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
     Raises:
         InputError: if the features are not a finite real matrix whose squares fit float64.
     """
-    z, y = _block(features, targets)
+    z, y, epsilon = _block(features, targets)
     total = _zeros(z.shape[1], y.shape[1])
-    total._take(z, y, epsilon_of(features.dtype))
+    total._take(z, y, epsilon)
     return total
 
 

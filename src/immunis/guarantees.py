@@ -24,6 +24,7 @@ from immunis.gram import Gram
 from immunis.regularizers import ill_gap, tied
 from immunis.scale import answer, carry, unit
 from immunis.spectrum import Spectrum, eigh, quiet_spectrum
+from immunis.splits import as_tensor
 
 Steps = tuple[tuple[float, float], ...]
 SPAN = 1e-100  # smallest share of the largest eigenvalue whose powers fit float64
@@ -31,7 +32,8 @@ SPAN = 1e-100  # smallest share of the largest eigenvalue whose powers fit float
 
 def _sorted_positive(eigenvalues: Tensor) -> tuple[Tensor, int]:
     """Eigenvalues at unit scale, largest first, and the exponent of the power of two taken out."""
-    sigma = eigenvalues.detach().to("cpu", torch.float64).reshape(-1).sort(descending=True).values
+    sigma = as_tensor(eigenvalues, "eigenvalues").detach().to("cpu", torch.float64).reshape(-1)
+    sigma = sigma.sort(descending=True).values
     if not len(sigma) or not bool((sigma > 0).all()) or not bool(torch.isfinite(sigma).all()):
         raise InputError(
             "steps are certified from the non-zero eigenvalues of H(θ): all must be positive and "

@@ -34,7 +34,8 @@ from immunis.plan import Hardware, Training
 from immunis.records import Record
 from immunis.regularizers import rho_of_gram
 from immunis.scale import answer
-from immunis.splits import Split
+from immunis.settings import whole
+from immunis.splits import Split, as_tensor
 from immunis.tasks import Task
 
 
@@ -108,7 +109,7 @@ def immunize(
     >>> r.model, r.exact
     (Linear(in_features=64, out_features=64, bias=False), True)
     """
-    start = time.perf_counter()
+    start, seed = time.perf_counter(), whole(seed, "seed")
     chosen = get_method(method)
     deep = isinstance(model, nn.Module) and not isinstance(model, nn.Linear)
     if training is not None or (deep and chosen.solve is None):
@@ -141,6 +142,8 @@ def immunize(
     features = moments[0].transform(origin)
     old_head = least_squares_head(features) if head is None else checked_head(head, theta, primary)
     new_head, exact = compensated_head(old_head, rounded, features)
+    for part in (new_head.weight, nn.utils.parameters_to_vector(new_head.parameters())):
+        answer(part.detach(), 0, layer.weight.dtype, "the compensated head")
     new_head = new_head.to(layer.weight.device, layer.weight.dtype)
     done = _Run(
         copy.deepcopy(model), copy.deepcopy(layer), old_head, copy.deepcopy(new_head), exact,
@@ -312,6 +315,7 @@ def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | N
             f"expected nn.Linear or a matrix θ, got {type(model).__name__}; linear methods "
             "immunize a linear extractor."
         )
+    theta = as_tensor(theta, "θ")
     if theta.ndim != 2 or theta.shape[0] != theta.shape[1]:
         raise InputError(
             f"θ has shape {tuple(theta.shape)}; linear methods need a square one. Reduce the "

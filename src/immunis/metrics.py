@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from immunis.attacks.gd_line_search import line_search
 from immunis.errors import InputError, NumericalError, RankWarning
 from immunis.gram import Gram, gram
-from immunis.scale import answer, unit
+from immunis.scale import answer, real, unit
+from immunis.settings import whole
 from immunis.spectrum import Spectrum, eigh
 from immunis.splits import Split
 from immunis.tasks import Task
@@ -30,7 +31,7 @@ def as_extractor(model: nn.Module | Tensor | None) -> Extractor:
     if model is None:
         return lambda inputs: inputs
     if isinstance(model, Tensor | nn.Linear):
-        weight = model.detach().T if isinstance(model, Tensor) else model.weight.detach()
+        weight = real(model).detach().T if isinstance(model, Tensor) else model.weight.detach()
         offset = None if isinstance(model, Tensor) else model.bias
         weight = weight.to("cpu", torch.float64)
         bias = None if offset is None else offset.detach().to("cpu", torch.float64)
@@ -141,8 +142,9 @@ def norm_ratio_curve(moments: Gram, steps: int = 100) -> Tensor:
         moments: of the probed features and their targets, from ``gram(task, extractor)``.
         steps: number of descent steps T; the curve has T + 1 values, the first is 1.
     """
-    if steps < 0 or not moments.cross().shape[1]:
-        raise InputError(f"steps={steps}: need at least 0, and moments that hold targets.")
+    steps = whole(steps, "steps")
+    if not moments.cross().shape[1]:
+        raise InputError("the moments hold no targets; a norm ratio needs some: gram(task).")
     (hessian, _), (cross, _) = (
         unit(moments.matrix()),
         unit(moments.cross()),

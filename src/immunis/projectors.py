@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from immunis.errors import InputError
-from immunis.scale import carry, unit
+from immunis.scale import carry, square, unit
 from immunis.spectrum import relative_cutoff
 
 SQUARINGS, LOOK = 20, 4  # at most so many; every fourth is looked at
@@ -37,7 +37,7 @@ def leading_projector(matrix: Tensor) -> tuple[Tensor, Tensor]:
     ``e^(−2ʲδ)``, so ``‖SP − σ₁P‖ ≤ D·σ₁/(e·2ʲ)`` whatever the gaps; squaring ends early where it
     changes nothing any more.
     """
-    s, exponent = unit(matrix)
+    s, exponent = unit(square(matrix))
     size = s.diagonal().sum()
     if not bool(size > 0):
         raise InputError("the trace is not positive: the matrix is zero, or no Gram matrix.")
@@ -62,7 +62,7 @@ def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None
     above σ₁, and what is then smallest leads the inverse. It has to lie ten times above the
     cut-off, which bounds its error as it does that of ``eigh``; else let ``eigh`` decide.
     """
-    s, exponent = unit(matrix)
+    s, exponent = unit(square(matrix))
     size = s.diagonal().sum()
     if not bool(size > 0):
         return None

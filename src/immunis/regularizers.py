@@ -23,10 +23,12 @@ from immunis.processes import summed, summed_with_gradient, world
 from immunis.projectors import End, leading_projector, trailing_projector
 from immunis.scale import answer, carry, exponent_of, real, unit
 from immunis.spectrum import eigh, relative_cutoff
+from immunis.splits import as_tensor
 
 
 def linear_hessian(theta: Tensor, gram: Tensor) -> Tensor:
     """Return ``H(θ) = θᵀKθ``, the Hessian of ℓ2 probing on ``xᵀθ`` (paper, eq. 6)."""
+    theta, gram = real(theta), real(gram)
     hessian = symmetric(theta.mT @ gram @ theta)
     _check_product(hessian, theta.mT, gram, theta)
     return hessian
@@ -46,6 +48,7 @@ def feature_hessian(features: Tensor, *, across: bool = False) -> Tensor:
 
 def hessian_to_theta(theta: Tensor, gram: Tensor, gradient: Tensor) -> Tensor:
     """Chain rule ``∇_θ R(θᵀKθ) = 2Kθ·∇_H R`` for a symmetric ``∇_H R`` (paper, theorem 4.2)."""
+    theta, gram, gradient = real(theta), real(gram), real(gradient)
     found = 2 * gram @ theta @ gradient
     _check_product(found, gram, theta, gradient)
     return found
@@ -163,7 +166,6 @@ def _homogeneous(
 
     An infinite value (R_ill at κ = 1) is handed on as it is.
     """
-    matrix = real(matrix)
     s, exponent = unit(matrix)
     value, gradient = formula(s, matrix.dtype)
     powers = degree * exponent, (degree - 1) * exponent
@@ -195,12 +197,13 @@ def r_well(matrix: Tensor) -> Tensor:
     >>> float(r_well(torch.diag(torch.tensor([2.0, 1.0]))))
     0.75
     """
-    return _ClosedForm.apply(real(matrix), *_well(matrix))
+    matrix = real(matrix)
+    return _ClosedForm.apply(matrix, *_well(matrix))
 
 
 def r_well_gradient(matrix: Tensor) -> Tensor:
     """``∇_S R_well = σ₁u₁v₁ᵀ − S/p`` (paper, theorem A.1(3)); zero at ``S = 0``."""
-    return _well(matrix)[1]
+    return _well(real(matrix))[1]
 
 
 def _ill(matrix: Tensor, rank: int | None) -> Pair:
@@ -231,12 +234,13 @@ def r_ill(matrix: Tensor, rank: int | None = None) -> Tensor:
     >>> float(r_ill(torch.diag(torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64))))
     1.3333333333333333
     """
-    return _ClosedForm.apply(real(matrix), *_ill(matrix, rank))
+    matrix = real(matrix)
+    return _ClosedForm.apply(matrix, *_ill(matrix, rank))
 
 
 def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
     """``∇_S R_ill = (σ_k u_k v_kᵀ − S/k)·R_ill²`` (paper, theorem 4.1(3))."""
-    return _ill(matrix, rank)[1]
+    return _ill(real(matrix), rank)[1]
 
 
 def _kappa(matrix: Tensor, rank: int | None) -> Pair:
@@ -260,12 +264,13 @@ def kappa(matrix: Tensor, rank: int | None = None) -> Tensor:
     >>> float(kappa(torch.diag(torch.tensor([6.0, 2.0, 0.0]))))
     3.0
     """
-    return _ClosedForm.apply(real(matrix), *_kappa(matrix, rank))
+    matrix = real(matrix)
+    return _ClosedForm.apply(matrix, *_kappa(matrix, rank))
 
 
 def kappa_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
     """``∇_S κ = u₁v₁ᵀ/σ_k − (σ₁/σ_k²)·u_k v_kᵀ``, averaged over ties; zero at κ = 1."""
-    return _kappa(matrix, rank)[1]
+    return _kappa(real(matrix), rank)[1]
 
 
 def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor: float) -> Tensor:
@@ -300,6 +305,7 @@ def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor:
 def _rho(
     features: Tensor, targets: Tensor, ridge: float, floor: float, across: bool = False
 ) -> tuple[Tensor, Tensor]:
+    features, targets = as_tensor(features, "features"), as_tensor(targets, "targets")
     if features.ndim != 2 or targets.ndim != 2 or len(features) != len(targets):
         raise InputError(
             f"ρ needs features (n, D) and targets (n, C); got {tuple(features.shape)} and "

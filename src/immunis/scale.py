@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from immunis.errors import InputError, NumericalError
+from immunis.splits import as_tensor
 
 
 def exponent_of(peak: float | Tensor) -> int:
@@ -72,14 +74,25 @@ def answer(values: Tensor, exponent: int, dtype: torch.dtype, what: str) -> Tens
     return found
 
 
-def real(matrix: Tensor) -> Tensor:
-    """Return a real matrix as it is, integers as float64; refuse anything else.
+def real(matrix: Tensor | np.ndarray) -> Tensor:
+    """Return a real matrix as a tensor, integers as float64; refuse anything else.
 
     Raises:
-        InputError: for complex numbers, no numbers, or another number of dimensions.
+        InputError: for what ``as_tensor`` refuses, no numbers, or another number of dimensions.
     """
+    matrix = as_tensor(matrix, "the matrix")
     if matrix.ndim != 2 or not matrix.numel():
         raise InputError(f"expected a matrix, got shape {tuple(matrix.shape)}.")
-    if matrix.is_complex():
-        raise InputError(f"expected real numbers, got {matrix.dtype}.")
     return matrix if matrix.is_floating_point() else matrix.to(torch.float64)
+
+
+def square(matrix: Tensor | np.ndarray) -> Tensor:
+    """Return a real square matrix as ``real`` does.
+
+    Raises:
+        InputError: for what ``real`` refuses, or sides that differ.
+    """
+    matrix = real(matrix)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise InputError(f"expected a square matrix, got shape {tuple(matrix.shape)}.")
+    return matrix

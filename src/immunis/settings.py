@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
@@ -53,6 +54,23 @@ def check(values: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> No
             raise SettingsError(
                 f"{where}: {key}={value!r} is of type {type(value).__name__}; expected {wanted}."
             )
+
+
+def whole(value: Any, name: str, least: int = 0, most: int = 2**31 - 1) -> int:
+    """Return a whole number (of Python or NumPy) as an int.
+
+    Raises:
+        SettingsError: for booleans, fractions, text, or a number out of range.
+
+    >>> whole(3, "steps")
+    3
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise SettingsError(f"{name}={value!r}: expected a whole number.")
+    number = int(value)
+    if not least <= number <= most:
+        raise SettingsError(f"{name}={value!r}: expected {least} to {most}.")
+    return number
 
 
 def require(condition: bool, what: str) -> None:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from immunis.errors import InputError, NumericalError, RankWarning
 from immunis.gram import Gram, gram_of
-from immunis.scale import real
+from immunis.scale import real, square
+from immunis.settings import whole
 from immunis.splits import EPS64
 
 REFERENCE_SHIFT = 1e-6
@@ -55,7 +56,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
     CUDA's solver fails on ill-conditioned input, so every decomposition happens here.
     """
-    matrix = matrix.detach().to("cpu", torch.float64)
+    matrix = square(matrix).detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(matrix).all()):
         raise NumericalError(
             "a matrix to decompose holds NaN or infinities: an earlier step diverged. "
@@ -100,10 +101,7 @@ class Spectrum:
             source = source.matrix(center=center, bias=bias)
         elif center or bias:
             raise InputError("center and bias need the moments of a Gram, not a bare matrix.")
-        source = torch.as_tensor(source)
-        if source.ndim != 2 or source.shape[0] != source.shape[1] or not len(source):
-            raise InputError(f"expected a square matrix, got shape {tuple(source.shape)}.")
-        source = real(source)
+        source = square(source)
         matrix = source.detach().to("cpu", torch.float64)
         scale = matrix.abs().max()
         if not bool(torch.isfinite(scale)):
@@ -232,7 +230,12 @@ class Interval:
 
 
 def condition_number_interval(
-    features: Tensor, *, groups: int = 20, size: int = 100, level: float = 0.95, seed: int = 0
+    features: Tensor | np.ndarray,
+    *,
+    groups: int = 20,
+    size: int = 100,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> Interval:
     """Estimate κ from random groups of samples, with a percentile bootstrap interval.
 
@@ -241,11 +244,8 @@ def condition_number_interval(
     groups) shows it and a ``RankWarning`` says it. Groups are drawn without replacement
     within each group.
     """
-    if features.ndim != 2 or not (2 <= size <= len(features)) or groups < 2:
-        raise InputError(
-            f"{groups} groups of {size} from features of shape {tuple(features.shape)}: need at "
-            "least 2 groups, each of 2 to n samples."
-        )
+    features, seed = real(features), whole(seed, "seed")
+    groups, size = whole(groups, "groups", 2), whole(size, "size", 2, len(features))
     if not 0 < level < 1:
         raise InputError(f"level must lie between 0 and 1, got {level}.")
     if size < features.shape[1]:
@@ -272,7 +272,7 @@ def condition_number_interval(
     )
 
 
-def reference_condition_number(matrix: Tensor) -> float:
+def reference_condition_number(matrix: Tensor | np.ndarray) -> float:
     """κ as the paper's released code computes it; for comparison with published figures only.
 
     The eigenvalues of ``S + 10⁻⁶·I`` that exceed 10⁻⁶ are kept (Zheng et al. 2025, released
@@ -280,9 +280,7 @@ def reference_condition_number(matrix: Tensor) -> float:
     figure is about ``σ_max/10⁻⁶``: it grows with the scale of the features and changes with
     the order of summation. Use ``Spectrum.condition_number`` for anything else.
     """
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise InputError(f"expected a square matrix, got shape {tuple(matrix.shape)}.")
-    matrix = real(matrix).detach().to("cpu", torch.float64)
+    matrix = square(matrix).detach().to("cpu", torch.float64)
     if not float(matrix.abs().max()) <= LARGEST_MATRIX:
         raise InputError(
             f"the matrix holds NaN, infinities or numbers beyond {LARGEST_MATRIX:.0e}."

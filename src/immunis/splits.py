@@ -64,8 +64,8 @@ class Split:
         if isinstance(source, DataLoader | Dataset):
             self._loader = source
         elif isinstance(source, tuple | list) and len(source) == 2:
-            inputs = _as_tensor(source[0], f"{where} inputs")
-            labels = _as_tensor(source[1], f"{where} labels")
+            inputs = as_tensor(source[0], f"{where} inputs").detach()
+            labels = as_tensor(source[1], f"{where} labels").detach()
             if not inputs.ndim or not labels.ndim or len(inputs) != len(labels):
                 raise InputError(
                     f"{where}: inputs of shape {tuple(inputs.shape)} and labels of shape "
@@ -153,8 +153,8 @@ class Split:
                     f"{self.where}: each item must be a pair (inputs, labels), "
                     f"got {type(batch).__name__}. Wrap the dataset so that it yields pairs."
                 )
-            inputs = _as_tensor(batch[0], f"{self.where} inputs")
-            labels = _as_tensor(batch[1], f"{self.where} labels")
+            inputs = as_tensor(batch[0], f"{self.where} inputs").detach()
+            labels = as_tensor(batch[1], f"{self.where} labels").detach()
             _check_batch(inputs, labels, self.where)
             yield inputs, labels
 
@@ -241,10 +241,21 @@ def hash_rows(rows: Tensor) -> Iterator[int]:
         yield int.from_bytes(hashlib.blake2b(row.data, digest_size=16).digest())
 
 
-def _as_tensor(values: Any, where: str) -> Tensor:
+def as_tensor(values: Any, where: str) -> Tensor:
+    """Return real numbers, however they came, as a dense tensor of a common dtype.
+
+    Raises:
+        InputError: for anything else: text, complex or quantized numbers, float8, masked values,
+            tensors without data.
+    """
     if isinstance(values, Tensor):
-        tensor = values.detach()
+        tensor = values
     else:
+        if np.ma.is_masked(values):
+            raise InputError(
+                f"{where}: {int(np.ma.count_masked(values))} masked value(s) came; drop those rows "
+                "or fill them first (masked_array.filled)."
+            )
         try:
             array = np.asarray(values)
         except ValueError as error:
@@ -255,6 +266,8 @@ def _as_tensor(values: Any, where: str) -> Tensor:
                 "as integers first (for example with sklearn's LabelEncoder)."
             )
         tensor = torch.as_tensor(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    if tensor.is_meta or tensor.is_nested:
+        raise InputError(f"{where}: a tensor without data, or of ragged rows, came.")
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     if tensor.dtype in _WIDE_UNSIGNED:
