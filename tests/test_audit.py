@@ -471,6 +471,11 @@ def test_sweeps_keep_order_and_results(tmp_path):
     assert sweep(jobs, folder=tmp_path) == found
 
 
+def test_a_job_whose_result_is_not_json_is_named():
+    with pytest.raises(InputError, match="job 'a': its result is not plain JSON"):
+        sweep({"a": Job(torch.zeros, (1,))})
+
+
 def test_a_cluster_without_ray_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SettingsError, match=r"immunis\[cluster\]"):

@@ -14,6 +14,7 @@ from immunis import (
     SettingsError,
     Spectrum,
     Task,
+    audit,
     condition_number_interval,
     extremes,
     gram,
@@ -29,6 +30,7 @@ from immunis.metrics import as_extractor, norm_ratio_curve, score
 from immunis.projectors import leading_projector, trailing_projector
 from immunis.scale import answer, carry, unit
 from immunis.spectrum import eigh
+from immunis.sweeps import sweep
 from immunis.verdict import interval, residual_advantage
 from test_attacks import arena_for, separable
 
@@ -289,6 +291,8 @@ def test_settings_that_count_are_whole_numbers(bad):
         "steps": lambda: norm_ratio_curve(gram(task), bad),
         "groups": lambda: condition_number_interval(x, groups=bad, size=5),
         "size": lambda: condition_number_interval(x, groups=2, size=bad),
+        "workers": lambda: sweep({}, workers=bad),
+        "seeds": lambda: audit({}, task, task, seeds=bad),
     }
     for name, call in calls.items():
         with pytest.raises(SettingsError, match=f"{name}="):

@@ -29,6 +29,7 @@ from immunis.fresh import untrained
 from immunis.measure import data_figures
 from immunis.reading import Reader, chance_of, samples_of
 from immunis.records import Record
+from immunis.settings import whole
 from immunis.sweeps import Job, key_of, sweep
 from immunis.tasks import Task
 from immunis.verdict import predictors, summarise, worst_case
@@ -134,11 +135,9 @@ def audit(
     """
     start = time.perf_counter()
     chosen, preset = select(attacks)
-    budget = preset if budget is None else budget
-    if budget < 1 or seeds < 1 or (trials is not None and trials < 1):
-        raise SettingsError(
-            f"budget={budget}, seeds={seeds}, trials={trials}: all need to be at least 1."
-        )
+    budget = whole(preset if budget is None else budget, "budget", 1)
+    seeds, workers = whole(seeds, "seeds", 1), whole(workers, "workers", 1)
+    trials = None if trials is None else whole(trials, "trials", 1)
     _check_device(device)
     if original not in models:
         raise InputError(

@@ -69,7 +69,8 @@ def whole(value: Any, name: str, least: int = 0, most: int = 2**31 - 1) -> int:
         raise SettingsError(f"{name}={value!r}: expected a whole number.")
     number = int(value)
     if not least <= number <= most:
-        raise SettingsError(f"{name}={value!r}: expected {least} to {most}.")
+        bound = f"at least {least}" if number < least else f"at most {most}"
+        raise SettingsError(f"{name}={number}: expected {bound}.")
     return number
 
 

@@ -22,6 +22,7 @@ import torch
 from immunis.errors import InputError, SettingsError
 from immunis.files import make_folder, sealed, unsealed, write_text
 from immunis.records import plain, special
+from immunis.settings import whole
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
@@ -63,8 +64,7 @@ def sweep(
 
     Every job runs on one thread, so that results do not depend on ``workers``.
     """
-    if workers < 1:
-        raise SettingsError(f"workers={workers}: need at least 1.")
+    workers = whole(workers, "workers", 1)
     for key in jobs:
         if not _KEY.fullmatch(key):
             raise SettingsError(
@@ -100,10 +100,16 @@ def _run(key: str, job: Job) -> tuple[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        # Through JSON and back, so that a fresh result equals one read from its file.
-        return key, special(json.loads(json.dumps(job.call(*job.arguments))))
+        result = job.call(*job.arguments)
     finally:
         torch.set_num_threads(threads)
+    try:  # through JSON and back, so that a fresh result equals one read from its file
+        return key, special(json.loads(json.dumps(result)))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"job {job.label or key!r}: its result is not plain JSON ({error}); return numbers, "
+            "text, lists and dicts."
+        ) from error
 
 
 def _finished(
