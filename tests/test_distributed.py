@@ -14,6 +14,7 @@ from deep import small_net, tasks
 from immunis.features import cut
 from immunis.methods import get_method
 from immunis.plan import Hardware, Training
+from immunis.processes import leave
 from immunis.regularizers import feature_hessian, r_ill, r_well, rho
 from immunis.training import fit
 
@@ -58,7 +59,8 @@ def _gradient(rank, port, folder):
         if rank == 0:
             found = [value.detach(), *(p.grad for p in layer.parameters())]
             torch.save(found, f"{folder}/{name}.pt")
-    dist.destroy_process_group()
+    del layer, value  # else DDP is the group's last owner, and may wait for ever: see leave()
+    leave()
 
 
 def _spawn(call, *arguments):

@@ -9,6 +9,7 @@ the gradient of one process that held the joined batch.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -137,9 +138,12 @@ def _children() -> list[Any]:
 def leave() -> None:
     """Leave the run, so that no process waits for one that has ended; safe to repeat.
 
-    The group goes first: should that hang, the watching thread still ends the process.
+    The group goes first: should that hang, the watching thread still ends the process. A model
+    wrapped for DDP must be gone by then: as the group's last owner it would end gloo's thread
+    while holding Python's lock, which that thread may be waiting for.
     """
     if dist.is_available() and dist.is_initialized():
+        gc.collect()
         dist.destroy_process_group()
     _over.set()
     for thread in _watchers():
