@@ -272,6 +272,7 @@ def audit(
     from immunis.lineup import audit_recipe as run
     from immunis.plan import hardware_of
     from immunis.recipes import load_recipe
+    from immunis.statements import COLUMNS
     from immunis.tables import (
         audit_table,
         models_table,
@@ -323,12 +324,7 @@ def audit(
         for name, row in f["predictors"].items()
     )
     explain(
-        "keeps: share of the original model's help, over untrained features, that the attacker "
-        "keeps in the worst attack; gain: its points over the same attack on untrained features; "
-        "cost x: steps to 90% of what the original allows, against the original; best/best: the "
-        "share when each model meets its best attack; unranked: attacks that failed, do not apply, "
-        f"or on which the original helps less than a point. Chance: {percent(f['chance'])}%; "
-        f"trained from scratch: {reached}%. Rank correlation: {foretold}.",
+        f"{COLUMNS} Chance: {percent(f['chance'])}%; trained from scratch: {reached}%. Rank correlation: {foretold}.",
     )
     if not f["disjoint"]["checked"]:
         explain("Not checked: whether the attacker's data is disjoint from the defender's.")

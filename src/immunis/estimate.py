@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from immunis.attacks import ATTACKS, select
 from immunis.attacks.base import Arena, Attack, NotApplicableError, Samples
-from immunis.attacks.search import search
+from immunis.attacks.search import narrowed, search
 from immunis.audit import TRANSFER
 from immunis.datasets import Tasks
 from immunis.errors import ImmunisError
@@ -162,10 +162,7 @@ def _attack(
     layers = attack.layers(arena.cut)
     cache = {layer: reader.read("the model", arena.cut, samples, layer) for layer in layers}
     arena = dataclasses.replace(arena, cache=cache, budget=budget)
-    kept = {
-        name: [value for value in values if name not in space or value in space[name]]
-        for name, values in attack.space(arena).items()
-    }
+    kept = narrowed(attack, arena, space)
     settings = 1 if layers else math.prod(map(len, kept.values()))
     times = []
     for steps in BUDGETS:

@@ -39,6 +39,16 @@ def grid(space: Space) -> Iterator[dict[str, Any]]:
         yield dict(zip(space, values, strict=True))
 
 
+def narrowed(
+    attack: Attack, arena: Arena, only: Mapping[str, Sequence[Any]]
+) -> dict[str, list[Any]]:
+    """An attack's space with those values alone that ``only`` names, where it names a setting."""
+    return {
+        name: [value for value in values if name not in only or value in only[name]]
+        for name, values in attack.space(arena).items()
+    }
+
+
 def search(
     attack: Attack,
     arena: Arena,
@@ -60,10 +70,7 @@ def search(
             between the space's ends (extra ``search``).
         only: values to keep of the space, by setting.
     """
-    space = {
-        name: [v for v in values if only is None or name not in only or v in only[name]]
-        for name, values in attack.space(arena).items()
-    }
+    space = narrowed(attack, arena, only or {})
     for name, values in space.items():
         if not values:
             raise SettingsError(
