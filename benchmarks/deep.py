@@ -25,8 +25,9 @@ from immunis.engine import Engine
 from immunis.features import cut
 from immunis.methods import get_method
 from immunis.objectives.base import SUPERVISED, Objective
+from immunis.readable import rho
 from immunis.records import Record
-from immunis.regularizers import feature_hessian, r_ill, r_well, rho
+from immunis.regularizers import feature_hessian, r_ill, r_well
 from immunis.streams import Stream
 from immunis.taps import Tapped
 from immunis.tasks import Task

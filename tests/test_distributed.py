@@ -15,7 +15,8 @@ from immunis.features import cut
 from immunis.methods import get_method
 from immunis.plan import Hardware, Training
 from immunis.processes import leave
-from immunis.regularizers import feature_hessian, r_ill, r_well, rho
+from immunis.readable import rho
+from immunis.regularizers import feature_hessian, r_ill, r_well
 from immunis.training import fit
 
 REGULARIZERS = {

@@ -32,6 +32,7 @@ from immunis import (
     immunize,
     measure,
     projectors,
+    readable,
     reference_condition_number,
     relative_immunization_ratio,
     scale,
@@ -242,7 +243,7 @@ def singular(s, rank=None):
     return None if rank is None else true[:rank]
 
 
-@checks("regularizers.r_well", "regularizers.r_well_gradient")
+@checks("regularizers.r_well", "regularizers.r_well_gradient", "regularizers.closed_form")
 def well(i: Inputs):
     s = i.square()
     value, gradient = float(r.r_well(s)), r.r_well_gradient(s).to(F)
@@ -253,6 +254,10 @@ def well(i: Inputs):
     assert close(value, wanted, 2 * precision * wanted + 20 * i.d * precision * top**2)
     euler = mpmath.fsum(a * b for a, b in zip(exact(gradient), exact(s), strict=True))
     assert abs(euler - 2 * wanted) <= 50 * i.d**2 * precision * top**2  # ⟨∇R, S⟩ = 2R
+    if s.is_floating_point():  # the backward pass hands on the closed form as it is
+        leaf = s.clone().requires_grad_()
+        r.r_well(leaf).backward()
+        assert torch.equal(leaf.grad.to(F), gradient)
 
 
 @checks("regularizers.r_ill", "regularizers.r_ill_gradient", "regularizers.ill_gap")
@@ -308,11 +313,11 @@ def products(i: Inputs):
         assert close(float(found[0, 0]), wanted, 100 * i.d * EPS * size)
 
 
-@checks("regularizers.rho", "regularizers.rho_gradient", "regularizers.rho_of_gram")
+@checks("readable.rho", "readable.rho_gradient", "readable.rho_of_gram")
 def explained(i: Inputs):
     x, y = i.x, i.targets(scale=i.other_scale)
-    value = float(r.rho(x, y, i.ridge))
-    gradient = finite(r.rho_gradient(x, y, i.ridge))
+    value = float(readable.rho(x, y, i.ridge))
+    gradient = finite(readable.rho_gradient(x, y, i.ridge))
     precision = max(eps_of(x.dtype), EPS)
     z, t = centred(exact(x)), centred(exact(y))
     zz, zy = z.T * z, z.T * t
@@ -329,7 +334,7 @@ def explained(i: Inputs):
     assert close(value, true, tolerance + 2 * precision)
     assert -1e-12 <= value <= 1 + 1e-9 + precision
     assert gradient.shape == x.shape
-    assert close(r.rho_of_gram(gram_of(x, y), i.ridge), true, tolerance)
+    assert close(readable.rho_of_gram(gram_of(x, y), i.ridge), true, tolerance)
 
 
 # Guarantees
@@ -751,7 +756,7 @@ def test_wide_matrices_are_right_or_refused(check):
 
 
 ROOMS = ("gram", "spectrum", "regularizers", "guarantees", "metrics", "measure", "verdict", "heads",
-         "scale", "extremes", "projectors")  # fmt: skip
+         "scale", "extremes", "projectors", "readable")  # fmt: skip
 ELSEWHERE = {
     "measure.spectrum_figures": "copies figures of a spectrum",
     "measure.data_figures": "names and hashes of data",

@@ -28,7 +28,7 @@ from immunis.methods.erase import eraser
 from immunis.methods.imma import Settings as ImmaSettings
 from immunis.methods.imma import attacked, l2_loss
 from immunis.metrics import as_extractor
-from immunis.regularizers import rho_of_gram
+from immunis.readable import rho_of_gram
 from reference import naive_algorithm_1
 
 F = torch.float64

@@ -9,6 +9,7 @@ from torch.autograd import gradcheck
 import reference
 from immunis import InputError, NumericalError, Task
 from immunis import gram as stream
+from immunis.readable import rho, rho_gradient, rho_of_gram
 from immunis.regularizers import (
     feature_hessian,
     hessian_to_theta,
@@ -19,9 +20,6 @@ from immunis.regularizers import (
     r_ill_gradient,
     r_well,
     r_well_gradient,
-    rho,
-    rho_gradient,
-    rho_of_gram,
 )
 from reference import random_orthogonal, with_spectrum
 

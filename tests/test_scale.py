@@ -19,6 +19,7 @@ from immunis import (
     extremes,
     gram,
     immunize,
+    readable,
     reference_condition_number,
 )
 from immunis import guarantees as g
@@ -122,9 +123,12 @@ def test_rho_and_its_gradient_know_no_unit():
     torch.manual_seed(0)
     x, y = torch.randn(20, 3, dtype=F), torch.randn(20, 2, dtype=F)
     for size in (2.0**-900, 2.0**900):
-        assert float(r.rho(size * x, y / size)) == float(r.rho(x, y))
+        assert float(readable.rho(size * x, y / size)) == float(readable.rho(x, y))
         torch.testing.assert_close(
-            size * r.rho_gradient(size * x, y), r.rho_gradient(x, y), rtol=0, atol=1e-15
+            size * readable.rho_gradient(size * x, y),
+            readable.rho_gradient(x, y),
+            rtol=0,
+            atol=1e-15,
         )
 
 
@@ -244,7 +248,7 @@ TAKES_A_MATRIX = {
     "r_well": lambda m: r.r_well(m) + r.r_well_gradient(m).sum(),
     "r_ill": lambda m: r.r_ill(m) + r.r_ill_gradient(m).sum(),
     "kappa": lambda m: r.kappa(m) + r.kappa_gradient(m).sum(),
-    "rho": lambda m: r.rho(m, m) + r.rho_gradient(m, m).sum(),
+    "rho": lambda m: readable.rho(m, m) + readable.rho_gradient(m, m).sum(),
     "hessians": lambda m: r.feature_hessian(m) + r.linear_hessian(m, m),
     "hessian_to_theta": lambda m: r.hessian_to_theta(m, m, m),
     "gram": lambda m: gram(m).matrix(),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +16,19 @@ from immunis.attacks import ATTACKS, select
 from immunis.attacks.base import (
     Arena,
     Attack,
-    NotApplicableError,
     Samples,
 )
-from immunis.attacks.search import search
 from immunis.describe import describe
 from immunis.errors import InputError, SettingsError
 from immunis.features import Cut, cut
 from immunis.fresh import untrained
 from immunis.measure import data_figures
-from immunis.reading import Reader, chance_of, samples_of
+from immunis.reading import Reader, chance_of, disjoint_rows, samples_of
 from immunis.records import Record
 from immunis.settings import whole
 from immunis.sweeps import Job, key_of, sweep
 from immunis.tasks import Task
+from immunis.trial import run_attack
 from immunis.verdict import predictors, summarise, worst_case
 from immunis.views import CONTROL
 
@@ -146,7 +143,7 @@ def audit(
         )
     if {CONTROL, SCRATCH} & set(models):
         raise InputError(f"{CONTROL!r} and {SCRATCH!r} are the names of the audit's own controls.")
-    disjoint = _disjoint(harmful, primary, defender)
+    disjoint = disjoint_rows(harmful, primary, defender)
     samples = samples_of(harmful)
     example = torch.from_numpy(samples.train.inputs[:2])
     cuts = {
@@ -280,32 +277,6 @@ def audit(
     )
 
 
-def run_attack(
-    name: str, arena: Arena, trials: int | None, space: Mapping[str, Sequence[Any]] | None = None
-) -> dict[str, Any]:
-    """Run one attack on one arena; what fails is recorded as failed, with the reason."""
-    attack, started = ATTACKS[name], time.perf_counter()
-    arena = dataclasses.replace(arena, cut=arena.cut.on(arena.device))
-    try:
-        outcome = search(attack, arena, trials, space)
-    except NotApplicableError as reason:
-        return {"status": "not applicable", "reason": str(reason)}
-    except SettingsError:
-        raise  # the request is wrong, not the attack
-    except Exception as error:  # an attack is somebody's code: one failure must not end the audit
-        return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-    return {
-        "status": "done",
-        "settings": dict(outcome.settings),
-        "curve": [vars(point) for point in outcome.points],
-        "trials": outcome.trials,
-        "runs": outcome.runs,
-        "search_flops": outcome.search_flops,
-        "seconds": time.perf_counter() - started,
-        "notes": outcome.notes,
-    }
-
-
 def _variants(name: str, model: Any, seeds: int) -> list[Any]:
     """A model as a list: of itself, or of one for each seed."""
     if not isinstance(model, list):
@@ -321,31 +292,3 @@ def _check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise SettingsError(f"device {device!r} cannot be used here: {reason}") from error
-
-
-def _disjoint(attacker: Task, primary: Task, defender: Task | None) -> dict[str, Any]:
-    """Refuse an attacker who trains or is scored on rows that the defence has seen.
-
-    Rows that the attacker's own training and test data share are counted and warned of.
-    """
-    known = set(primary.train.row_hashes())
-    if defender is not None:
-        known.update(defender.train.row_hashes())
-    own = set(attacker.train.row_hashes())
-    test = set(attacker.test.row_hashes()) if attacker.test is not None else set()
-    shared = len(own & known)
-    if defender is not None:
-        shared += len(test & set(defender.train.row_hashes()))
-    if shared:
-        raise InputError(
-            f"{shared} sample(s) of {attacker.name} are also in the defence's own data: the "
-            "attacker must hold data that the defence has never seen, or the audit flatters it. "
-            "Split the data."
-        )
-    if own & test:
-        warnings.warn(
-            f"{attacker.name}: {len(own & test)} sample(s) are in both training and test data; "
-            "scores are too high by that.",
-            stacklevel=3,
-        )
-    return {"checked": defender is not None, "shared": 0, "train_in_test": len(own & test)}

@@ -324,7 +324,8 @@ def audit(
         for name, row in f["predictors"].items()
     )
     explain(
-        f"{COLUMNS} Chance: {percent(f['chance'])}%; trained from scratch: {reached}%. Rank correlation: {foretold}.",
+        f"{COLUMNS} Chance: {percent(f['chance'])}%; trained from scratch: {reached}%. "
+        f"Rank correlation: {foretold}."
     )
     if not f["disjoint"]["checked"]:
         explain("Not checked: whether the attacker's data is disjoint from the defender's.")

@@ -24,8 +24,8 @@ from immunis.metrics import check_pair, class_scores
 from immunis.outputs import fitting, logits_of
 from immunis.plan import Hardware, Training, training_of
 from immunis.processes import world
+from immunis.readable import rho_of_gram
 from immunis.records import Record
-from immunis.regularizers import rho_of_gram
 from immunis.spectrum import quiet_spectrum
 from immunis.streams import PER_DIMENSION, SAMPLES, Stream, spread
 from immunis.tasks import Task

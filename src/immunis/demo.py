@@ -24,8 +24,8 @@ from immunis.metrics import (
     relative_immunization_ratio,
     score,
 )
+from immunis.readable import rho_of_gram
 from immunis.records import Record
-from immunis.regularizers import rho_of_gram
 
 STEPS = (10, 100, 1000)
 CURVE = tuple(sorted({0, *(round(10 ** (i / 12)) for i in range(37))}))  # 0, 1, 2, ... 1000

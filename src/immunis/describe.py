@@ -18,8 +18,8 @@ from immunis.gram import Gram, gram_of
 from immunis.guarantees import ceiling
 from immunis.measure import spectrum_outline
 from immunis.metrics import class_scores
+from immunis.readable import rho_of_gram
 from immunis.reading import Reader, array_of, chance_of, samples_of
-from immunis.regularizers import rho_of_gram
 from immunis.spectrum import Spectrum
 from immunis.streams import PER_DIMENSION, SAMPLES, spread
 from immunis.tasks import Task

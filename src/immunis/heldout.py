@@ -12,7 +12,7 @@ from torch import Tensor
 from immunis.attacks.base import encode, score
 from immunis.attacks.ridge import ridge_probe
 from immunis.gram import gram_of
-from immunis.regularizers import rho_of_gram
+from immunis.readable import rho_of_gram
 from immunis.spectrum import quiet_spectrum
 from immunis.streams import Rows, Stream, spread
 

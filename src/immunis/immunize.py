@@ -31,8 +31,8 @@ from immunis.metrics import (
     score,
 )
 from immunis.plan import Hardware, Training
+from immunis.readable import rho_of_gram
 from immunis.records import Record
-from immunis.regularizers import rho_of_gram
 from immunis.scale import answer
 from immunis.settings import whole
 from immunis.splits import Split, as_tensor

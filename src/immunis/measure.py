@@ -16,8 +16,8 @@ from immunis.errors import InputError, RankWarning
 from immunis.gram import Gram, gram
 from immunis.guarantees import ceiling
 from immunis.metrics import Extractor, as_extractor, check_pair
+from immunis.readable import rho_of_gram
 from immunis.records import Record
-from immunis.regularizers import rho_of_gram
 from immunis.spectrum import Spectrum, quiet_spectrum
 from immunis.splits import EPS64
 from immunis.tasks import Task

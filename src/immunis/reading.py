@@ -122,3 +122,31 @@ class Reader:
     @torch.no_grad()
     def _forward(self, model: Cut, inputs: Tensor, layer: str) -> Tensor:
         return model.read(inputs, (layer,))[0].cpu()
+
+
+def disjoint_rows(attacker: Task, primary: Task, defender: Task | None) -> dict[str, Any]:
+    """Refuse an attacker who trains or is scored on rows that the defence has seen.
+
+    Rows that the attacker's own training and test data share are counted and warned of.
+    """
+    known = set(primary.train.row_hashes())
+    if defender is not None:
+        known.update(defender.train.row_hashes())
+    own = set(attacker.train.row_hashes())
+    test = set(attacker.test.row_hashes()) if attacker.test is not None else set()
+    shared = len(own & known)
+    if defender is not None:
+        shared += len(test & set(defender.train.row_hashes()))
+    if shared:
+        raise InputError(
+            f"{shared} sample(s) of {attacker.name} are also in the defence's own data: the "
+            "attacker must hold data that the defence has never seen, or the audit flatters it. "
+            "Split the data."
+        )
+    if own & test:
+        warnings.warn(
+            f"{attacker.name}: {len(own & test)} sample(s) are in both training and test data; "
+            "scores are too high by that.",
+            stacklevel=3,
+        )
+    return {"checked": defender is not None, "shared": 0, "train_in_test": len(own & test)}

@@ -1,4 +1,4 @@
-"""R_well, R_ill and ρ: values, exact gradients, and losses that autograd can use.
+"""R_well, R_ill and κ: values, exact gradients, and losses that autograd can use.
 
 Each regularizer is one differentiable function (its backward pass is the closed form, never
 a derivative of eigenvectors) and one function that returns that closed form by itself. They
@@ -9,7 +9,6 @@ to ``linear_hessian(θ, K)``, for a batch of features to ``feature_hessian(Z)``.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +17,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from immunis.errors import InputError, NumericalError
-from immunis.gram import Gram, symmetric
-from immunis.processes import summed, summed_with_gradient, world
+from immunis.gram import symmetric
+from immunis.processes import summed_with_gradient, world
 from immunis.projectors import End, leading_projector, trailing_projector
-from immunis.scale import answer, carry, exponent_of, real, unit
+from immunis.scale import answer, real, unit
 from immunis.spectrum import eigh, relative_cutoff
-from immunis.splits import as_tensor
 
 
 def linear_hessian(theta: Tensor, gram: Tensor) -> Tensor:
@@ -156,6 +154,11 @@ class _ClosedForm(torch.autograd.Function):
         return grad * ctx.saved_tensors[0], None, None
 
 
+def closed_form(source: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    """A value of ``source`` whose derivative autograd takes from ``gradient`` as it is."""
+    return _ClosedForm.apply(source, value, gradient)
+
+
 Pair = tuple[Tensor, Tensor]
 
 
@@ -198,7 +201,7 @@ def r_well(matrix: Tensor) -> Tensor:
     0.75
     """
     matrix = real(matrix)
-    return _ClosedForm.apply(matrix, *_well(matrix))
+    return closed_form(matrix, *_well(matrix))
 
 
 def r_well_gradient(matrix: Tensor) -> Tensor:
@@ -235,7 +238,7 @@ def r_ill(matrix: Tensor, rank: int | None = None) -> Tensor:
     1.3333333333333333
     """
     matrix = real(matrix)
-    return _ClosedForm.apply(matrix, *_ill(matrix, rank))
+    return closed_form(matrix, *_ill(matrix, rank))
 
 
 def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
@@ -265,121 +268,9 @@ def kappa(matrix: Tensor, rank: int | None = None) -> Tensor:
     3.0
     """
     matrix = real(matrix)
-    return _ClosedForm.apply(matrix, *_kappa(matrix, rank))
+    return closed_form(matrix, *_kappa(matrix, rank))
 
 
 def kappa_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
     """``∇_S κ = u₁v₁ᵀ/σ_k − (σ₁/σ_k²)·u_k v_kᵀ``, averaged over ties; zero at κ = 1."""
     return _kappa(real(matrix), rank)[1]
-
-
-def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor: float) -> Tensor:
-    """``W = (Σ_zz+λI)⁻¹Σ_zy`` with ``λ = ridge·tr(Σ_zz)/D + floor``.
-
-    Where λ is lost in the rounding of Σ_zz, its limit λ → 0, the pseudo-inverse, is taken.
-    """
-    if not (0 <= ridge < math.inf and floor >= 0):
-        raise InputError(f"ridge and floor must be finite and at least 0, got {ridge} and {floor}.")
-    if not variance > 0:
-        raise InputError(
-            "the labels are constant, so no share of them can be explained; ρ needs at least "
-            "two classes (or two target values) in every batch."
-        )
-    trace = float(zz.diagonal().sum())
-    damping = ridge * trace / len(zz) + floor
-    if damping <= trace * relative_cutoff(len(zz)):
-        values, vectors = eigh(zz)
-        keep = values > values[0] * relative_cutoff(len(zz))
-        basis = vectors[:, keep].to(zz)
-        return basis @ ((basis.T @ zy) / values[keep].to(zz)[:, None])
-    eye = torch.eye(len(zz), dtype=zz.dtype, device=zz.device)
-    factor, failed = torch.linalg.cholesky_ex(zz + damping * eye)
-    if int(failed):
-        raise NumericalError(
-            f"Σ + {damping:.3g}·I is not positive definite: the features hold NaN or infinities, "
-            "or floor dwarfs them. Lower the step size, clip gradients, or lower floor."
-        )
-    return torch.cholesky_solve(zy, factor)
-
-
-def _rho(
-    features: Tensor, targets: Tensor, ridge: float, floor: float, across: bool = False
-) -> tuple[Tensor, Tensor]:
-    features, targets = as_tensor(features, "features"), as_tensor(targets, "targets")
-    if features.ndim != 2 or targets.ndim != 2 or len(features) != len(targets):
-        raise InputError(
-            f"ρ needs features (n, D) and targets (n, C); got {tuple(features.shape)} and "
-            f"{tuple(targets.shape)}. Encode class labels with Task.targets or one_hot."
-        )
-    features = real(features)
-    total = summed if across else (lambda values: values)
-    z, exponent = _shared_unit(features, total)  # ρ knows neither unit, its gradient one
-    y, _ = _shared_unit(targets.to(z.device), total)
-    n, d = int(total(torch.tensor(len(z), device=z.device))), z.shape[1]
-    z, y = _shared_centre(z, n, total), _shared_centre(y, n, total)
-    floor = float(carry(torch.tensor(floor, dtype=torch.float64), -2 * exponent))
-    zy = total(z.T @ y) / n
-    variance = float(total(y.square().sum()) / n)
-    weights = _ridge_weights(total(z.T @ z) / n, zy, variance, ridge, floor)
-    shrink = ridge / d * weights.square().sum()
-    scale = 2 / (n * variance) * (world() if across else 1)  # see immunis.processes
-    gradient = scale * ((y - z @ weights) @ weights.T - shrink * z)
-    gradient = answer(gradient, -exponent, features.dtype, "the gradient of ρ")
-    return ((zy * weights).sum() / variance).to(features), gradient.to(features)
-
-
-def _shared_unit(values: Tensor, total: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
-    """Values at unit scale in float64, by the same power of two in every process."""
-    values = real(values).detach().to(torch.float64)
-    exponent = exponent_of(total(values.abs().max()))
-    return carry(values, -exponent), exponent
-
-
-def _shared_centre(values: Tensor, n: int, total: Callable[[Tensor], Tensor]) -> Tensor:
-    """Values about their mean over all processes; a constant column becomes exactly zero."""
-    moved = values - total(values[0]) / int(total(torch.tensor(1, device=values.device)))
-    return moved - total(moved.sum(0)) / n
-
-
-def rho(
-    features: Tensor,
-    targets: Tensor,
-    ridge: float = 1e-3,
-    floor: float = 0.0,
-    *,
-    across: bool = False,
-) -> Tensor:
-    """Share of the targets' variance that a ridge probe explains, differentiable in features.
-
-    ``ρ(Z,Y) = tr(Σ_zyᵀ(Σ_zz+λI)⁻¹Σ_zy)/tr(Σ_yy)`` with ``λ = ridge·tr(Σ_zz)/D + floor``.
-    Between 0 (no linear probe sees the labels) and 1; invariant to every invertible linear
-    map of the features as λ → 0, so whitening or preconditioning gains an attacker nothing.
-    With λ = 0, or too small to matter in float64, the pseudo-inverse is used.
-
-    Args:
-        features: (n, D); n should exceed D, or ρ nears 1 for want of samples.
-        targets: (n, C) real matrix, one-hot for classes; no gradient flows to it.
-        ridge: damping relative to the mean eigenvalue of Σ_zz.
-        floor: absolute damping, which keeps the solve stable when features collapse.
-        across: moments are summed over the processes of a distributed run.
-    """
-    return _ClosedForm.apply(real(features), *_rho(features, targets, ridge, floor, across))
-
-
-def rho_gradient(
-    features: Tensor, targets: Tensor, ridge: float = 1e-3, floor: float = 0.0
-) -> Tensor:
-    """``∇_Z ρ = (2/(n·tr Σ_yy))·(Y Wᵀ − Z W Wᵀ − (ridge/D)·‖W‖²_F·Z)``, with Z, Y centred.
-
-    ``W = (Σ_zz+λI)⁻¹Σ_zy`` are the ridge weights; the last term is the derivative of λ itself.
-    """
-    return _rho(features, targets, ridge, floor)[1]
-
-
-def rho_of_gram(gram: Gram, ridge: float = 1e-3, floor: float = 0.0) -> float:
-    """ρ from streamed moments, for data sets that do not fit in memory."""
-    (zz, e), (zy, f) = unit(gram.scatter / gram.samples), unit(gram.cross_scatter / gram.samples)
-    variance, g = unit(gram.target_scatter.trace() / gram.samples)
-    floor = float(carry(torch.tensor(floor, dtype=torch.float64), -e))
-    weights = _ridge_weights(zz, zy, float(variance), ridge, floor)
-    return float(carry((zy * weights).sum() / variance, 2 * f - e - g))

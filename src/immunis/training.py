@@ -28,6 +28,7 @@ from immunis.heldout import HeldOut, merit
 from immunis.objectives.base import Objective
 from immunis.outputs import fitting, logits_of
 from immunis.plan import Hardware, Training
+from immunis.prepare import check_head, encoder_of, optimizer_of, set_mode, trainable
 from immunis.processes import note_checkpoint, rank, summed, together, world
 from immunis.streams import Stream, augmented, held_out
 from immunis.taps import Tapped
@@ -36,7 +37,6 @@ from immunis.tracking import Tracker
 
 Progress = Callable[[str, float], None]
 EVERY = 300.0  # seconds after which a checkpoint is written between evaluations too
-BATCHNORM = nn.modules.batchnorm._BatchNorm
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,13 @@ def fit(
     hardware = hardware or Hardware()
     if resume and folder is None:
         raise SettingsError("resume goes on from a folder; give folder= too.")
-    _check_head(cut, primary)
+    check_head(cut, primary)
     judge = objective.judge if harmful is not None else "primary"
     fabric = hardware.fabric()
     start = cut.copy()
-    model, names = start.model, _trainable(start, training)
+    model, names = start.model, trainable(start, training)
     tapped = Tapped(start, objective.layers)
-    _set_mode(model, training, pretraining=harmful is None)
+    set_mode(model, training, pretraining=harmful is None)
     if fabric.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if hardware.compile:
@@ -148,7 +148,7 @@ def fit(
         },
     ]
     peaks = [float(group["lr"]) for group in groups]
-    optimizer = fabric.setup_optimizers(_optimizer(training, groups))
+    optimizer = fabric.setup_optimizers(optimizer_of(training, groups))
 
     teacher = None
     if objective.teacher:
@@ -164,7 +164,7 @@ def fit(
             torch.manual_seed(seed)
             harmful_head = nn.Linear(start.width, harmful.outputs).to(where).requires_grad_(False)
     engine = Engine(
-        fabric, module, objective, body, _encoder(harmful),
+        fabric, module, objective, body, encoder_of(harmful),
         teacher=teacher, head=harmful_head, smoothing=training.label_smoothing,
         classify=harmful is not None and harmful.kind == "classification",
         accumulate=training.accumulate, joint=training.batchnorm == "freeze",
@@ -295,48 +295,12 @@ def _count(task: Task) -> int:
     return count
 
 
-def _check_head(cut: Cut, primary: Task) -> None:
-    """Refuse a head that does not answer the primary task, whose training would ruin it."""
-    layer = cut.head_layer
-    if layer is not None and layer.out_features != primary.outputs:
-        hint = (
-            f" If its labels are some of the head's, say Task(..., classes={layer.out_features})."
-            if layer.out_features > primary.outputs
-            else ""
-        )
-        raise InputError(
-            f"head {cut.head!r} has {layer.out_features} outputs, {primary.name} has "
-            f"{primary.outputs}; they must agree.{hint}"
-        )
-
-
 def _agree_on_buffers(module: nn.Module) -> None:
     """Average running statistics over processes, so that all of them measure one model."""
     if world() > 1:
         for buffer in module.buffers():
             if buffer.is_floating_point():
                 buffer.copy_(summed(buffer) / world())
-
-
-def _trainable(cut: Cut, training: Training) -> set[str]:
-    """Freeze all parameters but the chosen ones and the head; return the chosen names."""
-    names = set(cut.parameters_named(training.layers))
-    of_head = set() if cut.head_layer is None else {id(p) for p in cut.head_layer.parameters()}
-    for name, parameter in cut.model.named_parameters():
-        parameter.requires_grad_(name in names or id(parameter) in of_head)
-    return names
-
-
-def _set_mode(model: nn.Module, training: Training, pretraining: bool) -> None:
-    """Evaluation mode (no dropout) when immunizing; BatchNorm by choice where it is trained."""
-    model.train(pretraining)
-    for module in model.modules():
-        if isinstance(module, BATCHNORM):
-            module.train(training.batchnorm == "update" and _trains(module))
-
-
-def _trains(module: nn.Module) -> bool:
-    return any(p.requires_grad for p in module.parameters())
 
 
 def _check(cut: Cut, harmful: Task | None, training: Training) -> list[str]:
@@ -352,20 +316,6 @@ def _check(cut: Cut, harmful: Task | None, training: Training) -> list[str]:
     )
     warnings.warn(note, RankWarning, stacklevel=3)
     return [note]
-
-
-def _optimizer(training: Training, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    if training.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=training.rate, momentum=0.9, nesterov=True)
-    return torch.optim.AdamW(groups, lr=training.rate)
-
-
-def _encoder(harmful: Task | None) -> Callable[[Tensor], Tensor]:
-    """Harmful labels (positions or targets) to a float64 matrix."""
-    if harmful is None or harmful.kind == "regression":
-        return lambda labels: labels.double()
-    classes = harmful.outputs
-    return lambda labels: nn.functional.one_hot(labels, classes).double()
 
 
 def _diverged(step: int, values: dict[str, float], folder: Path | None) -> NumericalError:

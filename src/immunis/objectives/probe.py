@@ -15,7 +15,8 @@ from torch import Tensor
 
 from immunis.features import Cut
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
-from immunis.regularizers import feature_hessian, kappa, rho
+from immunis.readable import rho
+from immunis.regularizers import feature_hessian, kappa
 from immunis.settings import require
 
 

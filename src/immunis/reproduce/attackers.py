@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from immunis.attacks.base import Arena, Data, Samples
-from immunis.audit import run_attack
 from immunis.features import cut
 from immunis.reading import array_of
+from immunis.trial import run_attack
 from immunis.verdict import stopped, summarise
 
 DESCENT, CLOSED_FORM = ATTACKS = ("gd_line_search", "ridge")
