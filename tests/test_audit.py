@@ -144,13 +144,13 @@ def test_a_ray_cluster_gives_the_same_record(models, tasks):
 def test_finished_attacks_are_not_repeated(models, tasks, tmp_path, monkeypatch):
     first = run(models, tasks, folder=tmp_path)
     count = len(list(tmp_path.glob("*.json")))
-    monkeypatch.setattr(sys.modules["immunis.audit"], "search", lambda *_: 1 / 0)
+    monkeypatch.setattr(sys.modules["immunis.trial"], "search", lambda *_: 1 / 0)
     assert timeless(run(models, tasks, folder=tmp_path)) == timeless(first)
     assert len(list(tmp_path.glob("*.json"))) == count
 
 
 def test_an_interrupted_audit_goes_on_where_it_stopped(models, tasks, tmp_path, monkeypatch):
-    module = sys.modules["immunis.audit"]
+    module = sys.modules["immunis.trial"]
     real, calls = module.search, []
 
     def stops(*arguments):
