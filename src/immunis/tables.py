@@ -127,6 +127,15 @@ def immunize_table(record: Record) -> Table:
     return Table(record.name, ["", "before", "after", "factor"], rows)
 
 
+def history_table(record: Record) -> Table:
+    """How a network's training went, on rows held out from it."""
+    rows = [
+        [number(row["step"]), percent(row["primary"]), percent(row["probe"]), number(row["rho"])]
+        for row in record.figures["details"]["history"]
+    ]
+    return Table(record.name, ["step", "primary %", "probe %", "ρ"], rows)
+
+
 def rir_sentence(record: Record) -> str:
     """RIR of an ``immunize`` record in words, with the ceilings where there are any."""
     f = record.figures
