@@ -20,7 +20,7 @@ import torch
 
 from deep import small_net, tasks
 from immunis import LostProcessError, Record, cli, processes, training
-from immunis.console import take
+from immunis.console import held, take
 from immunis.features import cut
 from immunis.files import release
 from immunis.methods import get_method
@@ -100,7 +100,7 @@ def run(what, folder, log, die_at=None, largest=None):
     if largest is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     if COMMANDS[what] is None:
-        with cli.held:
+        with held:
             run_sweep(take(folder))
         return
     sys.argv = ["immunis", *COMMANDS[what], "--output", str(folder), "--json"]

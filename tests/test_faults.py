@@ -95,8 +95,10 @@ class Nursery:
         """Run a command twice without a fault: an older release, and what should come of it."""
         if what not in self.news:
             faulty.write_recipes(self.base, seed=1)
-            self.olds[what] = self.finish(what, self.base / f"{what}-old")
-            faulty.write_recipes(self.base, seed=0)
+            try:
+                self.olds[what] = self.finish(what, self.base / f"{what}-old")
+            finally:  # one fault is one failed test, not all that follow it
+                faulty.write_recipes(self.base, seed=0)
             began = time.monotonic()
             self.news[what] = self.finish(what, self.base / f"{what}-new")
             self.seconds[what] = time.monotonic() - began
