@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from deep import small_net, tasks
-from immunis import LostProcessError, Record, cli, processes, training
+from immunis import LostProcessError, Record, cli, journal, processes
 from immunis.console import held, take
 from immunis.features import cut
 from immunis.files import release
@@ -133,7 +133,7 @@ def train(rank, port, folder, processes, die_at=None, resume=False, late=False):
     If asked, the last one dies at a step, or its clock says that a checkpoint is always due.
     """
     if late and rank == processes - 1:
-        training.EVERY = 0.0
+        journal.EVERY = 0.0
     if processes > 1:
         os.environ.update(
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(processes),

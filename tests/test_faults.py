@@ -439,7 +439,7 @@ def test_a_run_outlives_its_shell_and_not_its_launcher(nursery, tmp_path, launch
 
 
 def test_a_checkpoint_is_written_by_the_clock_too_and_resumes_to_the_bit(tmp_path, monkeypatch):
-    monkeypatch.setattr("immunis.training.EVERY", 0.0)
+    monkeypatch.setattr("immunis.journal.EVERY", 0.0)
     primary, harmful = tasks()
 
     def run(folder, progress=lambda share: None):

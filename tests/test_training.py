@@ -314,6 +314,16 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     assert all(torch.isfinite(t).all() for t in state["model"].values() if t.is_floating_point())
 
 
+def test_a_checkpoint_holds_the_loss_scale_of_half_precision(tmp_path, monkeypatch):
+    loaded = []
+    plugin = "lightning.fabric.plugins.precision.precision.Precision"
+    monkeypatch.setattr(f"{plugin}.state_dict", lambda self: {"scale": 512.0})
+    monkeypatch.setattr(f"{plugin}.load_state_dict", lambda self, state: loaded.append(state))
+    run("probe", folder=tmp_path)
+    run("probe", folder=tmp_path, resume=True)
+    assert loaded == [{"scale": 512.0}]
+
+
 def test_foreign_and_damaged_checkpoints_are_refused(tmp_path):
     run("probe", folder=tmp_path)
     primary, harmful = tasks()

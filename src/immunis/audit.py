@@ -11,24 +11,20 @@ from typing import Any
 
 import torch
 
-from immunis._version import __version__
 from immunis.attacks import ATTACKS, select
 from immunis.attacks.base import (
-    Arena,
-    Attack,
     Samples,
 )
 from immunis.describe import describe
+from immunis.docket import Docket
 from immunis.errors import InputError, SettingsError
-from immunis.features import Cut, cut
+from immunis.features import cut
 from immunis.fresh import untrained
 from immunis.measure import data_figures
 from immunis.reading import Reader, chance_of, disjoint_rows, samples_of
 from immunis.records import Record
 from immunis.settings import whole
-from immunis.sweeps import Job, key_of, sweep
 from immunis.tasks import Task
-from immunis.trial import run_attack
 from immunis.verdict import predictors, summarise, worst_case
 from immunis.views import CONTROL
 
@@ -136,13 +132,7 @@ def audit(
     seeds, workers = whole(seeds, "seeds", 1), whole(workers, "workers", 1)
     trials = None if trials is None else whole(trials, "trials", 1)
     _check_device(device)
-    if original not in models:
-        raise InputError(
-            f"models are {', '.join(models) or 'none'}; the undefended one must be among them, as "
-            f"{original!r} or by the name given as original=."
-        )
-    if {CONTROL, SCRATCH} & set(models):
-        raise InputError(f"{CONTROL!r} and {SCRATCH!r} are the names of the audit's own controls.")
+    _check_lineup(models, original)
     disjoint = disjoint_rows(harmful, primary, defender)
     samples = samples_of(harmful)
     example = torch.from_numpy(samples.train.inputs[:2])
@@ -153,104 +143,55 @@ def audit(
         ]
         for name, model in models.items()
     }
-    fresh = {seed: untrained(cuts[original][0], seed) for seed in range(seeds)}
+    fresh = [untrained(cuts[original][0], seed) for seed in range(seeds)]
     lineup = [
-        (name, of[seed % len(of)], seed) for name, of in cuts.items() for seed in range(seeds)
+        (name, of[seed % len(of)], seed)
+        for name, of in {**cuts, CONTROL: fresh}.items()
+        for seed in range(seeds)
     ]
-    lineup += [(CONTROL, fresh[seed], seed) for seed in range(seeds)]
     reader = Reader(example)
     progress("reading features", 0.0)
     described = describe(cuts, primary, samples, reader, original)
     others = [samples_of(task) for task in transfer]
-    harmless = others[0] if others else None
-    jobs: dict[str, Job] = {}
-    sent: dict[int, Cut] = {}
-    index: dict[tuple[str, str, str, int], str] = {}
-
-    def enlist(what: str, task: Samples, attack: Attack, name: str, model: Cut, seed: int) -> None:
-        layers = tuple(attack.layers(model))
-        cache = {layer: reader.read(name, model, task, layer) for layer in layers}
-        if id(model) not in sent:  # processes move it back to the device themselves
-            sent[id(model)] = model if workers == 1 else model.on("cpu")
-        arena = Arena(
-            sent[id(model)], task.kind, task.outputs, task.train, task.test, cache,
-            reader.flops(model, task) if layers else 0.0, harmless, budget, seed, device,
-        )  # fmt: skip
-        key = key_of(
-            __version__, attack.name, reader.digest(model), reader.digest_data(task), seed, budget,
-            trials, None if harmless is None else reader.digest_data(harmless),
-            *([dict(space)] if space else []),
-        )  # fmt: skip
-        todo = (attack.name, arena, trials, space)
-        jobs[key] = Job(run_attack, todo, f"{attack.name} on {name}")
-        index[what, attack.name, name, seed] = key
-
+    docket = Docket(
+        reader, budget=budget, trials=trials, space=space, device=device, shipped=workers > 1,
+        harmless=others[0] if others else None,
+    )  # fmt: skip
     for attack in chosen:
-        for name, model, seed in lineup:
-            enlist("harmful", samples, attack, name, model, seed)
-    for seed in range(seeds):  # training from scratch: fine-tuning the untrained control
-        enlist("harmful", samples, ATTACKS["finetune_all"], CONTROL, fresh[seed], seed)
-    for number, held in enumerate(others):
-        for attack_name in TRANSFER:
-            for name, model, seed in lineup:
-                enlist(f"transfer {number}", held, ATTACKS[attack_name], name, model, seed)
+        for each in lineup:
+            docket.add("harmful", samples, attack, *each)
+    for seed, model in enumerate(fresh):  # training from scratch: fine-tuning the untrained control
+        docket.add("harmful", samples, ATTACKS["finetune_all"], CONTROL, model, seed)
+    for number, other in enumerate(others):
+        for name in TRANSFER:
+            for each in lineup:
+                docket.add(f"transfer {number}", other, ATTACKS[name], *each)
+    docket.run(folder=folder, workers=workers, cluster=cluster, progress=progress)
 
-    results = sweep(
-        jobs,
-        folder=folder,
-        workers=workers,
-        cluster=cluster,
-        progress=progress,
-        lasting=lambda result: isinstance(result, dict) and {"curve", "trials"} <= result.keys(),
-    )
+    def judged(what: str, attack: str, task: Samples) -> dict[str, Any]:
+        return summarise(docket.outcomes(what, attack), original, CONTROL, chance_of(task))
 
-    def outcomes(what: str, attack: str) -> dict[str, list[Any]]:
-        return {
-            name: [results[index[what, attack, name, seed]] for seed in range(seeds)]
-            for name in (*cuts, CONTROL)
-            if (what, attack, name, 0) in index
-        }
-
-    chance = chance_of(samples)
-    table = {
-        attack.name: summarise(outcomes("harmful", attack.name), original, CONTROL, chance)
-        for attack in chosen
-    }
-    scratch = outcomes("harmful", "finetune_all")[CONTROL]
-    cases = {
-        name: {
-            **worst_case(table, name, original, CONTROL),
-            "broken": described[name]["broken"],
-        }
-        for name in cuts
-    }
-    for row in cases.values():
-        if row["broken"]:
-            row["residual_advantage"] = row["overall"] = math.nan
+    table = {attack.name: judged("harmful", attack.name, samples) for attack in chosen}
+    scratch = {SCRATCH: docket.outcomes("harmful", "finetune_all")[CONTROL]}
     figures = {
-        "worst_case": cases,
+        "worst_case": _worst_cases(table, described, original),
         "models": described,
         "attacks": table,
         "controls": {
             "names": [original, CONTROL, SCRATCH],
-            SCRATCH: summarise({SCRATCH: scratch}, SCRATCH, CONTROL, chance)[SCRATCH],
+            SCRATCH: summarise(scratch, SCRATCH, CONTROL, chance_of(samples))[SCRATCH],
         },
-        "chance": chance,
+        "chance": chance_of(samples),
         "classes": primary.class_names,
         "transfer": {
-            task.name: {
-                attack: summarise(
-                    outcomes(f"transfer {number}", attack), original, CONTROL, chance_of(held)
-                )
-                for attack in TRANSFER
-            }
-            for number, (task, held) in enumerate(zip(transfer, others, strict=True))
+            task.name: {name: judged(f"transfer {number}", name, other) for name in TRANSFER}
+            for number, (task, other) in enumerate(zip(transfer, others, strict=True))
         },
         "predictors": predictors(table, described, list(cuts)),
         "disjoint": disjoint,
         "seconds": {
-            attack: sum(row.get("seconds", 0.0) for row in rows.values())
-            for attack, rows in table.items()
+            name: sum(row.get("seconds", 0.0) for row in rows.values())
+            for name, rows in table.items()
         },
     }
     return Audit(
@@ -275,6 +216,30 @@ def audit(
             seconds=time.perf_counter() - start,
         )
     )
+
+
+def _worst_cases(
+    table: Mapping[str, Any], described: Mapping[str, Any], original: str
+) -> dict[str, Any]:
+    """The worst case of every model; no residual advantage of a broken one."""
+    cases = {}
+    for name, model in described.items():
+        row = worst_case(table, name, original, CONTROL)
+        if model["broken"]:
+            row |= {"residual_advantage": math.nan, "overall": math.nan}
+        cases[name] = {**row, "broken": model["broken"]}
+    return cases
+
+
+def _check_lineup(models: Mapping[str, Any], original: str) -> None:
+    """Refuse models among which the undefended one is not, or with a control's name."""
+    if original not in models:
+        raise InputError(
+            f"models are {', '.join(models) or 'none'}; the undefended one must be among them, as "
+            f"{original!r} or by the name given as original=."
+        )
+    if {CONTROL, SCRATCH} & set(models):
+        raise InputError(f"{CONTROL!r} and {SCRATCH!r} are the names of the audit's own controls.")
 
 
 def _variants(name: str, model: Any, seeds: int) -> list[Any]:

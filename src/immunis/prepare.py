@@ -52,6 +52,28 @@ def _trains(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 
+def groups_of(
+    training: Training, model: nn.Module, body: set[str], plain: Callable[[str], str]
+) -> list[dict[str, Any]]:
+    """Trained parameters of the extractor, then of the head, with their rate and decay.
+
+    ``body`` names the extractor's in the plain model, ``plain`` gives such a name.
+    """
+    named = {plain(n): p for n, p in model.named_parameters() if p.requires_grad}
+    return [
+        {
+            "params": [p for n, p in named.items() if n in body],
+            "lr": training.rate,
+            "weight_decay": training.weight_decay,
+        },
+        {
+            "params": [p for n, p in named.items() if n not in body],
+            "lr": training.rate if training.head_rate is None else training.head_rate,
+            "weight_decay": training.head_weight_decay,
+        },
+    ]
+
+
 def optimizer_of(training: Training, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """SGD with Nesterov momentum 0.9, or AdamW."""
     if training.optimizer == "sgd":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 import json
 import math
 import time
@@ -17,26 +16,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from immunis import checkpoints
-from immunis.engine import Engine
-from immunis.errors import InputError, NumericalError, RankWarning, SettingsError
+from immunis.errors import NumericalError, SettingsError
 from immunis.features import Cut, state_digest
-from immunis.heldout import HeldOut, merit
+from immunis.journal import Journal
 from immunis.objectives.base import Objective
-from immunis.outputs import fitting, logits_of
 from immunis.plan import Hardware, Training
-from immunis.prepare import check_head, encoder_of, optimizer_of, set_mode, trainable
-from immunis.processes import note_checkpoint, rank, summed, together, world
-from immunis.streams import Stream, augmented, held_out
-from immunis.taps import Tapped
+from immunis.processes import rank, together
+from immunis.runs import Run, plain
 from immunis.tasks import Task
 from immunis.tracking import Tracker
 
 Progress = Callable[[str, float], None]
-EVERY = 300.0  # seconds after which a checkpoint is written between evaluations too
 
 
 @dataclass(frozen=True)
@@ -103,228 +96,59 @@ def fit(
         LostProcessError: if another process of the run has died.
     """
     began = time.perf_counter()
-    hardware = hardware or Hardware()
     if resume and folder is None:
         raise SettingsError("resume goes on from a folder; give folder= too.")
-    check_head(cut, primary)
+    run = Run(cut, objective, primary, harmful, training, hardware or Hardware(), seed)
     judge = objective.judge if harmful is not None else "primary"
-    fabric = hardware.fabric()
-    start = cut.copy()
-    model, names = start.model, trainable(start, training)
-    tapped = Tapped(start, objective.layers)
-    set_mode(model, training, pretraining=harmful is None)
-    if fabric.device.type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if hardware.compile:
-        model.compile()
-    notes = _check(start, harmful, training)
-
-    where = fabric.device
-    splits = {
-        role: held_out(_count(task), training.held_out)
-        for role, task in (("primary", primary), ("harmful", harmful))
-        if task is not None
-    }
-    options: dict[str, Any] = {"seed": seed, "workers": training.workers, "device": where}
-    first = Stream(primary, training.batch, splits["primary"][0], **options)
-    second = None
-    if harmful is not None:
-        second = Stream(harmful, training.harmful_batch, splits["harmful"][0], **options)
-    steps = training.length(first.epoch, second.epoch if second else 0)
-    held = HeldOut(first, second, (splits["primary"][1], splits.get("harmful", (None, None))[1]))
-
-    with warnings.catch_warnings():  # newer torch has another word for broadcast_buffers
-        warnings.filterwarnings("ignore", message=".*broadcast_buffers")
-        module = fabric.setup(tapped)
-    inner = module._forward_module
-    named = {_plain(n): p for n, p in module.named_parameters() if p.requires_grad}
-    body = [p for n, p in named.items() if n in names]
-    groups: list[dict[str, Any]] = [
-        {"params": body, "lr": training.rate, "weight_decay": training.weight_decay},
-        {
-            "params": [p for n, p in named.items() if n not in names],
-            "lr": training.rate if training.head_rate is None else training.head_rate,
-            "weight_decay": training.head_weight_decay,
-        },
-    ]
-    peaks = [float(group["lr"]) for group in groups]
-    optimizer = fabric.setup_optimizers(optimizer_of(training, groups))
-
-    teacher = None
-    if objective.teacher:
-        frozen = copy.deepcopy(cut.model).to(where).eval().requires_grad_(False)
-
-        def teacher(inputs: Tensor) -> Tensor:
-            with torch.no_grad(), fabric.autocast():
-                return logits_of(frozen(fitting(frozen, inputs))).float()
-
-    harmful_head = None
-    if objective.head and harmful is not None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            harmful_head = nn.Linear(start.width, harmful.outputs).to(where).requires_grad_(False)
-    engine = Engine(
-        fabric, module, objective, body, encoder_of(harmful),
-        teacher=teacher, head=harmful_head, smoothing=training.label_smoothing,
-        classify=harmful is not None and harmful.kind == "classification",
-        accumulate=training.accumulate, joint=training.batchnorm == "freeze",
-        sharded=hardware.strategy == "fsdp",
-    )  # fmt: skip
-
-    def measure(step: int) -> dict[str, Any]:
-        _agree_on_buffers(module)
-        mode = [m for m in module.modules() if m.training]
-        module.eval()
-
-        def read(inputs: Tensor) -> tuple[Tensor, Tensor]:
-            answers, features = inner(inputs)  # in full precision, also in a mixed run
-            return answers, features[""]
-
-        figures = {"step": step, **held.measure(read)}
-        for m in mode:
-            m.training = True
-        return figures
-
     path = None if folder is None else Path(folder)
-    run = _fingerprint(cut, primary, harmful, training, seed, identity)
-    note_checkpoint(None)
-    history: list[dict[str, Any]] = []
-    best: dict[str, Any] = {"step": 0, "merit": -math.inf, "model": None}
-    done = 0
-    if resume and path is not None and (path / checkpoints.NAME).exists():
-        state = checkpoints.load(path, inner, optimizer.optimizer, run)
-        done, history, best = state["step"], state["history"], state["best"]
-        engine.weights = state["weights"]
-        if harmful_head is not None:
-            harmful_head.load_state_dict(state["head"])
-    else:
-        history.append(measure(0))
-    tracker = Tracker(
-        path if rank() == 0 else None, wandb if rank() == 0 else None, asdict(training)
-    )
+    fingerprint = _fingerprint(cut, primary, harmful, training, seed, identity)
+    journal = Journal(run, path, fingerprint, judge)
+    journal.begin(resume)
+    writes = rank() == 0
+    tracker = Tracker(path if writes else None, wandb if writes else None, asdict(training))
 
-    written = time.monotonic()
-
-    def keep(step: int) -> None:
-        nonlocal written
-        if path is not None:
-            checkpoints.save(path, inner, optimizer.optimizer, {
-                "run": run, "step": step, "history": history, "best": best,
-                "weights": engine.weights,
-                "head": {} if harmful_head is None else harmful_head.state_dict(),
-            })  # fmt: skip
-        written = time.monotonic()
-
-    def due() -> bool:  # by any process's clock, so that all of them write together
-        late = torch.tensor(float(time.monotonic() - written > EVERY), device=where)
-        return float(summed(late)) > 0
-
-    def patient() -> bool:
-        since = sum(row["step"] > best["step"] for row in history)
-        return not training.patience or best["model"] is None or since < training.patience
-
-    stride = math.ceil(steps / training.evaluate)
-    stop = steps if patient() else done
-    pairs = zip(
-        first.batches(done, stop),
-        second.batches(done, stop) if second else itertools.repeat(None),
-        strict=False,
-    )
-    for step, (batch, other) in enumerate(pairs, done):
-        torch.manual_seed(1_000_003 * seed + step)
-        if training.augment:
-            generator = torch.Generator(where).manual_seed(1_000_003 * seed + step)
-            batch = augmented(batch[0], generator), batch[1]
-            other = None if other is None else (augmented(other[0], generator), other[1])
-        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-            group["lr"] = peak * training.factor(step, steps)
-        values = engine.gradients(batch, other)
-        norm = fabric.clip_gradients(
-            module, optimizer, max_norm=training.clip, error_if_nonfinite=False
-        )
-        scaled = hardware.precision == "16-mixed"  # its scaler skips a step that overflows
-        finite = scaled or math.isfinite(float(norm))
-        if not (finite and all(map(math.isfinite, values.values()))):
-            raise _diverged(step, values, path)
-        optimizer.step()
-        tracker.log(
-            step, {**values, "gradient": float(norm), "rate": optimizer.param_groups[0]["lr"]}
-        )
-        progress("training", (step + 1) / steps)
-        if (step + 1) % stride and step + 1 < steps:
-            if path is not None and due():
-                _agree_on_buffers(module)  # running means are linear: it matters not when
-                keep(step + 1)
+    stride = math.ceil(run.steps / training.evaluate)
+    end = run.steps if journal.patient else journal.step
+    for step, batch, other in run.batches(journal.step, end):
+        values = run.gradients(step, batch, other)
+        if bad := run.unsound(values):
+            raise _diverged(step, bad, journal.kept)
+        run.optimizer.step()
+        tracker.log(step, values)
+        done = step + 1
+        progress("training", done / run.steps)
+        if done % stride and done < run.steps:
+            journal.keep_by_clock(done)
             continue
-        figures = measure(step + 1)
-        history.append(figures)
-        score = merit(figures, history[0], judge, training.tolerance)
-        if score > best["merit"]:
-            best = {"step": step + 1, "merit": score, "model": checkpoints.model_state(inner)}
-        keep(step + 1)
+        figures = journal.evaluate(done)
         tracker.log(step, {f"held out/{name}": value for name, value in figures.items()})
-        if not patient():
+        if not journal.patient:
             break
+    tracker.close()
+    run.tapped.close()
 
+    history, best, notes = journal.history, journal.best, run.notes
     if best["model"] is None:
         notes.append(
             "no evaluation kept the held-out primary score within the tolerance; these are the "
             "last weights."
         )
         warnings.warn(notes[-1], stacklevel=2)
-        best = {"step": history[-1]["step"], "model": checkpoints.model_state(inner)}
-    tracker.close()
-    tapped.close()
+        best = {"step": history[-1]["step"], "model": checkpoints.model_state(run.inner)}
     result = copy.deepcopy(cut.model)
-    result.load_state_dict({_plain(name): tensor for name, tensor in best["model"].items()})
+    result.load_state_dict({plain(name): tensor for name, tensor in best["model"].items()})
     return Fit(
-        result.eval(), history, best["step"], engine.weights, history[-1]["step"],
-        time.perf_counter() - began, [*notes, *engine.notes],
+        result.eval(), history, best["step"], run.engine.weights, history[-1]["step"],
+        time.perf_counter() - began, [*notes, *run.engine.notes],
     )  # fmt: skip
 
 
-def _plain(name: str) -> str:
-    """A parameter's name in the plain model."""
-    return name.replace("_forward_module.", "").removeprefix("module.").removeprefix("model.")
-
-
-def _count(task: Task) -> int:
-    count = len(task.train.dataset()[0])  # type: ignore[arg-type]
-    if count < 20:
-        raise InputError(f"{task.name}: {count} training samples; a tenth of them is held out.")
-    return count
-
-
-def _agree_on_buffers(module: nn.Module) -> None:
-    """Average running statistics over processes, so that all of them measure one model."""
-    if world() > 1:
-        for buffer in module.buffers():
-            if buffer.is_floating_point():
-                buffer.copy_(summed(buffer) / world())
-
-
-def _check(cut: Cut, harmful: Task | None, training: Training) -> list[str]:
-    """Warn of a Gram with too few samples; return what the record should say."""
-    if harmful is None:
-        return []
-    size = min(training.harmful_batch, _count(harmful))
-    if size > cut.width:
-        return []
-    note = (
-        f"{size} harmful samples a step in {cut.width} dimensions: the Gram is rank-deficient and "
-        f"a probe explains any labels. Raise harmful_batch (and accumulate) above {cut.width}."
-    )
-    warnings.warn(note, RankWarning, stacklevel=3)
-    return [note]
-
-
-def _diverged(step: int, values: dict[str, float], folder: Path | None) -> NumericalError:
-    bad = [name for name, value in values.items() if not math.isfinite(value)]
-    kept = folder is not None and (folder / checkpoints.NAME).exists()
+def _diverged(step: int, bad: list[str], kept: Path | None) -> NumericalError:
+    terms = [name for name in bad if name != "gradient"]
+    which = " and ".join(terms) or "the gradient"
     return NumericalError(
-        f"training diverged at step {step}: {' and '.join(bad) or 'the gradient'} is not finite. "
-        "Lower the rate, the weights or clip. "
-        + (f"The last good checkpoint is {folder / checkpoints.NAME}." if folder and kept else "")
+        f"training diverged at step {step}: {which} is not finite. Lower the rate, the weights or "
+        "clip." + (f" The last good checkpoint is {kept}." if kept else "")
     )
 
 

@@ -1,0 +1,98 @@
+"""What a run has seen so far: its evaluations, the best of them, and its checkpoint on disk."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from immunis import checkpoints
+from immunis.heldout import merit
+from immunis.processes import note_checkpoint, summed
+from immunis.runs import Run
+
+EVERY = 300.0  # seconds after which a checkpoint is written between evaluations too
+
+
+class Journal:
+    """The evaluations of a run, and what is kept of it.
+
+    Args:
+        run: the run.
+        folder: where its checkpoint goes; None for nowhere.
+        fingerprint: what a checkpoint must agree with to be of this run.
+        judge: which figure decides the best evaluation.
+
+    Attributes:
+        step: number of steps done.
+        history: figures of every evaluation, the first of them before any step.
+        best: step, merit and model of the best one.
+    """
+
+    def __init__(self, run: Run, folder: Path | None, fingerprint: str, judge: str) -> None:
+        self.run, self.folder, self.fingerprint, self.judge = run, folder, fingerprint, judge
+        self.step, self.history = 0, list[dict[str, Any]]()
+        self.best: dict[str, Any] = {"step": 0, "merit": -math.inf, "model": None}
+        self._written = time.monotonic()
+        note_checkpoint(None)
+
+    @property
+    def kept(self) -> Path | None:
+        """The checkpoint on disk, if there is one."""
+        path = None if self.folder is None else self.folder / checkpoints.NAME
+        return path if path is not None and path.exists() else None
+
+    def begin(self, resume: bool) -> None:
+        """Take up the checkpoint if asked to and there is one, or evaluate the start."""
+        run = self.run
+        if not resume or self.folder is None or self.kept is None:
+            self.history.append(run.measure(0))
+            return
+        state = checkpoints.load(self.folder, run.inner, run.optimizer.optimizer, self.fingerprint)
+        self.step, self.history, self.best = state["step"], state["history"], state["best"]
+        run.engine.weights = state["weights"]
+        run.fabric.strategy.precision.load_state_dict(state["precision"])
+        if run.head is not None:
+            run.head.load_state_dict(state["head"])
+
+    def evaluate(self, step: int) -> dict[str, Any]:
+        """Measure the model, note whether it is the best so far, and write a checkpoint."""
+        figures = self.run.measure(step)
+        self.history.append(figures)
+        score = merit(figures, self.history[0], self.judge, self.run.training.tolerance)
+        if score > self.best["merit"]:
+            model = checkpoints.model_state(self.run.inner)
+            self.best = {"step": step, "merit": score, "model": model}
+        self.keep(step)
+        return figures
+
+    def keep(self, step: int) -> None:
+        """Write a checkpoint; every process calls this."""
+        run = self.run
+        if self.folder is not None:
+            checkpoints.save(self.folder, run.inner, run.optimizer.optimizer, {
+                "run": self.fingerprint, "step": step, "history": self.history, "best": self.best,
+                "weights": run.engine.weights,
+                "precision": run.fabric.strategy.precision.state_dict(),
+                "head": {} if run.head is None else run.head.state_dict(),
+            })  # fmt: skip
+        self._written = time.monotonic()
+
+    def keep_by_clock(self, step: int) -> None:
+        """Write a checkpoint where the last one is old by any process's clock."""
+        if self.folder is None:
+            return
+        old = float(time.monotonic() - self._written > EVERY)
+        if float(summed(torch.tensor(old, device=self.run.fabric.device))) > 0:
+            self.run.agree()  # running means are linear: it matters not when
+            self.keep(step)
+
+    @property
+    def patient(self) -> bool:
+        """Whether a better evaluation may still come."""
+        patience = self.run.training.patience
+        since = sum(row["step"] > self.best["step"] for row in self.history)
+        return not patience or self.best["model"] is None or since < patience

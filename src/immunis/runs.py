@@ -1,0 +1,202 @@
+"""One training run, set up on its devices: data, model and optimizer, a step, a measurement."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from immunis.engine import Batch, Engine
+from immunis.errors import InputError, RankWarning
+from immunis.features import Cut
+from immunis.heldout import HeldOut
+from immunis.objectives.base import Objective
+from immunis.outputs import fitting, logits_of
+from immunis.plan import Hardware, Training
+from immunis.prepare import check_head, encoder_of, groups_of, optimizer_of, set_mode, trainable
+from immunis.processes import summed, world
+from immunis.streams import Stream, augmented, held_out
+from immunis.taps import Tapped
+from immunis.tasks import Task
+
+
+class Run:
+    """A copy of a model, an objective and its tasks, ready to step.
+
+    Arguments are those of ``immunis.training.fit``.
+
+    Attributes:
+        fabric: Lightning Fabric, started.
+        inner: the model with its taps, wrapped or sharded as the hardware asks.
+        optimizer: the optimizer as Fabric set it up.
+        engine: gradients, and the weight of each term.
+        head: the harmful head that some objectives train along; None for the others.
+        steps: number of steps asked for.
+        notes: what a reader of the record should know.
+    """
+
+    def __init__(
+        self,
+        cut: Cut,
+        objective: Objective,
+        primary: Task,
+        harmful: Task | None,
+        training: Training,
+        hardware: Hardware,
+        seed: int,
+    ) -> None:
+        check_head(cut, primary)
+        self.training, self.seed = training, seed
+        self.fabric = hardware.fabric()
+        self._scaled = hardware.precision == "16-mixed"
+        start = cut.copy()
+        chosen = trainable(start, training)
+        self.tapped = Tapped(start, objective.layers)
+        set_mode(start.model, training, pretraining=harmful is None)
+        if self.fabric.device.type == "cuda":
+            start.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if hardware.compile:
+            start.model.compile()
+        self.notes = _check(start, harmful, training)
+        self._open(primary, harmful)
+
+        with warnings.catch_warnings():  # newer torch has another word for broadcast_buffers
+            warnings.filterwarnings("ignore", message=".*broadcast_buffers")
+            self._module = self.fabric.setup(self.tapped)
+        self.inner = self._module._forward_module
+        groups = groups_of(training, self._module, chosen, plain)
+        self._peaks = [float(group["lr"]) for group in groups]
+        self.optimizer = self.fabric.setup_optimizers(optimizer_of(training, groups))
+
+        self.head = None
+        if objective.head and harmful is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                head = nn.Linear(start.width, harmful.outputs)
+            self.head = head.to(self.fabric.device).requires_grad_(False)
+        self.engine = Engine(
+            self.fabric, self._module, objective, groups[0]["params"], encoder_of(harmful),
+            teacher=self._teacher(cut.model) if objective.teacher else None, head=self.head,
+            smoothing=training.label_smoothing,
+            classify=harmful is not None and harmful.kind == "classification",
+            accumulate=training.accumulate, joint=training.batchnorm == "freeze",
+            sharded=hardware.strategy == "fsdp",
+        )  # fmt: skip
+
+    def _open(self, primary: Task, harmful: Task | None) -> None:
+        """Open both tasks' data, a share of it held out."""
+        training = self.training
+        options: dict[str, Any] = {
+            "seed": self.seed, "workers": training.workers, "device": self.fabric.device,
+        }  # fmt: skip
+        trained, kept = held_out(_count(primary), training.held_out)
+        self._primary = Stream(primary, training.batch, trained, **options)
+        self._harmful, others = None, None
+        if harmful is not None:
+            trained, others = held_out(_count(harmful), training.held_out)
+            self._harmful = Stream(harmful, training.harmful_batch, trained, **options)
+        self._held = HeldOut(self._primary, self._harmful, (kept, others))
+        self.steps = training.length(
+            self._primary.epoch, self._harmful.epoch if self._harmful else 0
+        )
+
+    def _teacher(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
+        """The original's answers, without gradient."""
+        frozen = copy.deepcopy(model).to(self.fabric.device).eval().requires_grad_(False)
+
+        def answers(inputs: Tensor) -> Tensor:
+            with torch.no_grad(), self.fabric.autocast():
+                return logits_of(frozen(fitting(frozen, inputs))).float()
+
+        return answers
+
+    def batches(self, begin: int, end: int) -> Iterator[tuple[int, Batch, Batch | None]]:
+        """Number and batches of each step from ``begin`` to before ``end``."""
+        pairs = zip(
+            self._primary.batches(begin, end),
+            self._harmful.batches(begin, end) if self._harmful else itertools.repeat(None),
+            strict=False,
+        )
+        for step, (batch, other) in enumerate(pairs, begin):
+            yield step, batch, other
+
+    def gradients(self, step: int, batch: Batch, other: Batch | None) -> dict[str, float]:
+        """Leave a step's clipped gradient in place.
+
+        All randomness of the step is a function of its number. Returns the value of each term,
+        the gradient's norm before clipping and the learning rate.
+        """
+        torch.manual_seed(1_000_003 * self.seed + step)
+        if self.training.augment:
+            generator = torch.Generator(self.fabric.device)
+            generator.manual_seed(1_000_003 * self.seed + step)
+            batch = augmented(batch[0], generator), batch[1]
+            other = None if other is None else (augmented(other[0], generator), other[1])
+        for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = peak * self.training.factor(step, self.steps)
+        values = self.engine.gradients(batch, other)
+        norm = self.fabric.clip_gradients(
+            self._module, self.optimizer, max_norm=self.training.clip, error_if_nonfinite=False
+        )
+        rate = self.optimizer.param_groups[0]["lr"]
+        return values | {"gradient": float(norm), "rate": rate}
+
+    def unsound(self, values: dict[str, float]) -> list[str]:
+        """Which of a step's values are not finite, and should be."""
+        skipped = ("gradient",) if self._scaled else ()  # the scaler skips a step that overflows
+        return [k for k, v in values.items() if k not in skipped and not math.isfinite(v)]
+
+    def measure(self, step: int) -> dict[str, Any]:
+        """Figures on held-out rows, in evaluation mode and full precision."""
+        self.agree()
+        mode = [m for m in self._module.modules() if m.training]
+        self._module.eval()
+
+        def read(inputs: Tensor) -> tuple[Tensor, Tensor]:
+            answers, features = self.inner(inputs)
+            return answers, features[""]
+
+        figures = {"step": step, **self._held.measure(read)}
+        for m in mode:
+            m.training = True
+        return figures
+
+    def agree(self) -> None:
+        """Average running statistics over processes, so that all of them hold one model."""
+        if world() > 1:
+            for buffer in self._module.buffers():
+                if buffer.is_floating_point():
+                    buffer.copy_(summed(buffer) / world())
+
+
+def plain(name: str) -> str:
+    """A parameter's name in the plain model."""
+    return name.replace("_forward_module.", "").removeprefix("module.").removeprefix("model.")
+
+
+def _count(task: Task) -> int:
+    count = len(task.train.dataset()[0])  # type: ignore[arg-type]
+    if count < 20:
+        raise InputError(f"{task.name}: {count} training samples; a tenth of them is held out.")
+    return count
+
+
+def _check(cut: Cut, harmful: Task | None, training: Training) -> list[str]:
+    """Warn of a Gram with too few samples; return what the record should say."""
+    if harmful is None:
+        return []
+    size = min(training.harmful_batch, _count(harmful))
+    if size > cut.width:
+        return []
+    note = (
+        f"{size} harmful samples a step in {cut.width} dimensions: the Gram is rank-deficient and "
+        f"a probe explains any labels. Raise harmful_batch (and accumulate) above {cut.width}."
+    )
+    warnings.warn(note, RankWarning, stacklevel=4)
+    return [note]
