@@ -107,8 +107,13 @@ def test_no_colours_where_the_output_is_no_terminal(tmp_path):
     assert b"\x1b" not in done.stdout
 
 
-def test_the_shell_completes_commands_and_recipes(tmp_path):
-    for typed, expected in (("immunis aud", "audit"), ("immunis audit digit", "digit-parity")):
+def test_the_shell_completes_commands_recipes_and_attacks(tmp_path):
+    for typed, expected in (
+        ("immunis aud", "audit"),
+        ("immunis audit digit", "digit-parity"),
+        ("immunis audit digits --attacks qu", "quick"),
+        ("immunis audit digits --attacks ridge,ker", "ridge,kernel"),
+    ):
         asked = {
             "_IMMUNIS_COMPLETE": "complete_bash",
             "COMP_WORDS": typed,
@@ -273,7 +278,7 @@ def test_an_interrupted_audit_says_how_to_go_on(run, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["immunis.audit"], "sweep", interrupted)
+    monkeypatch.setattr("immunis.docket.sweep", interrupted)
     done = run("audit", "digit-parity", "--attacks", "ridge")
     assert done.returncode == 130
     assert "immunis audit digit-parity --attacks ridge goes on from there" in done.stderr

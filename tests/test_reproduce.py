@@ -9,6 +9,7 @@ import json
 import math
 import sys
 import types
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from immunis import InputError, Record, SettingsError, Task, gram, relative_immu
 from immunis.attacks.base import Arena, Data, Samples
 from immunis.datasets.house_prices import SHA256, find_or_fetch, released_split
 from immunis.datasets.mnist import mnist_hashes, mnist_images, standardised
+from immunis.estimate import estimate_jobs
 from immunis.gram import gram_of
-from immunis.reproduce import house_prices, loop, mnist, reproduce
+from immunis.reproduce import house_prices, loop, mnist, planned, reproduce
 from immunis.reproduce.attackers import attack, subset
 from immunis.reproduce.digits import Digits, JointRange, read_pairs
 from immunis.reproduce.figures import FIGURES
@@ -234,6 +236,22 @@ def test_house_prices_has_every_row_column_and_epoch(house_record):
     assert found["norm_ratio"]["curves"]["identity"]["harmful"][0] == 1
     assert found["path"]["algorithm_1"]["epochs"][-1] == pytest.approx(2)
     assert house_record.data["file"]["as_expected"] is False
+
+
+@pytest.mark.filterwarnings("ignore:.*not the original MNIST files")
+def test_a_dry_run_times_one_run_of_each_kind_and_writes_nothing(mnist_folder, tmp_path, run):  # noqa: F811
+    jobs = planned("mnist", mnist_folder, quick=True, pairs=[(0, 1), (1, 0)])
+    counts = Counter(job.kind for job in jobs.values())
+    assert counts == {
+        "paper": 2, "binary": 2, "paper, closed form": 2, "binary, closed form": 2,
+    }  # fmt: skip
+    ran = []
+    waits = {key: Job(lambda key: ran.append(key), (key,), f"wait: {key}") for key in "xyz"}
+    assert set(estimate_jobs(waits, workers=2).parts) == {"wait"}
+    assert ran == ["x"]
+    done = run("reproduce", "mnist", "--quick", "--data", mnist_folder, "--dry-run")
+    assert done.stdout.splitlines()[-1].startswith("about "), done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_mnist_has_both_protocols_maps_and_counts(mnist_record):

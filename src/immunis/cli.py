@@ -28,6 +28,7 @@ from immunis.console import (
 )
 from immunis.errors import ImmunisError
 from immunis.options import (
+    Attacks,
     Cluster,
     Data,
     Device,
@@ -155,10 +156,7 @@ def audit(
     recipe: Recipe,
     data: Data = None,
     output: Output = None,
-    attacks: Annotated[
-        str | None,
-        typer.Option(help="quick, standard, full, or names separated by commas; the recipe's."),
-    ] = None,
+    attacks: Attacks = None,
     methods: Annotated[
         str | None, typer.Option(help="Some of the recipe's defences, separated by commas.")
     ] = None,
@@ -299,15 +297,18 @@ def reproduce(
     fetch: Annotated[
         bool, typer.Option("--fetch", help="Get House Prices from OpenML where no file is found.")
     ] = False,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Run the paper's linear experiments again, beside what it printed and what it should be.
 
-    On two cores house-prices takes about three minutes, mnist an hour; --quick one minute.
-    Finished runs are kept in the output folder: the same command goes on where it stopped.
+    On two cores house-prices takes about three minutes, mnist an hour; --quick one minute;
+    --dry-run times one run of each kind. Finished runs are kept in the output folder: the same
+    command goes on where it stopped.
     """
     from immunis.errors import unknown
-    from immunis.reproduce import EXPERIMENTS
+    from immunis.estimate import estimate_jobs
+    from immunis.reproduce import EXPERIMENTS, planned
     from immunis.reproduce import reproduce as run
     from immunis.reproduce.digits import read_pairs
     from immunis.reproduce.report import write
@@ -316,6 +317,12 @@ def reproduce(
     if experiment not in EXPERIMENTS:
         raise unknown("experiment", experiment, EXPERIMENTS)
     chosen = None if pairs is None else read_pairs(pairs)
+    if dry_run:
+        with bar(f"estimate {experiment}", json):
+            jobs = planned(experiment, data, quick=quick, seeds=seeds, pairs=chosen)
+            found = estimate_jobs(jobs, workers)
+        show_estimate(found, json)
+        return
     name = f"{experiment}-quick" if quick else experiment
     folder = take(output or f"immunis-runs/reproduce-{name}")
     resume = f"finished runs are kept in {folder}; {again()} goes on from there."

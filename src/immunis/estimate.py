@@ -14,6 +14,7 @@ import resource
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ from immunis.plan import Hardware, Training, training_of
 from immunis.reading import Reader, samples_of
 from immunis.recipes import Recipe
 from immunis.streams import Stream, held_out
+from immunis.sweeps import Job, key_of, sweep
 from immunis.tables import Table
 from immunis.tasks import Task
 from immunis.training import fit
@@ -143,6 +145,20 @@ def estimate_audit(
             found.notes.append(f"{name} could not be timed: {error}")
             continue
         found.parts[name] = once * count / workers
+    return found.with_memory()
+
+
+def estimate_jobs(jobs: Mapping[str, Job], workers: int = 1) -> Estimate:
+    """Time and memory of a sweep, from one job of each kind."""
+    found = Estimate()
+    counts = Counter(job.kind for job in jobs.values())
+    firsts = {job.kind: job for job in reversed(list(jobs.values()))}
+    for kind, job in firsts.items():
+        began = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sweep({key_of(kind): job})
+        found.parts[kind] = (time.perf_counter() - began) * counts[kind] / workers
     return found.with_memory()
 
 

@@ -40,12 +40,28 @@ def _recipes(incomplete: str) -> list[str]:
     return [e["name"] for e in catalogue()["recipes"] if e["name"].startswith(incomplete)]
 
 
+def _attacks(incomplete: str) -> list[str]:
+    """Names that may follow the last comma."""
+    from immunis.attacks import ATTACKS, PRESETS
+
+    before, comma, last = incomplete.rpartition(",")
+    names = ATTACKS if comma else [*PRESETS, *ATTACKS]
+    return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+
+
 Recipe = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
         help="A TOML file, or the name of a bundled recipe (see: immunis list recipes).",
         autocompletion=_recipes,
+    ),
+]
+Attacks = Annotated[
+    str | None,
+    typer.Option(
+        help="quick, standard, full, or names separated by commas; the recipe's if left out.",
+        autocompletion=_attacks,
     ),
 ]
 Data = Annotated[

@@ -29,11 +29,16 @@ _KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 @dataclass(frozen=True)
 class Job:
-    """A function, its arguments, and a label for progress."""
+    """A function, its arguments, and a label for progress: ``"kind: which"``."""
 
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
     label: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The label up to its colon; jobs of a kind take about as long as each other."""
+        return self.label.partition(":")[0]
 
 
 def key_of(*parts: Any) -> str:

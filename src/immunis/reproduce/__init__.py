@@ -11,6 +11,7 @@ from immunis.datasets.house_prices import find_or_fetch
 from immunis.errors import SettingsError, unknown
 from immunis.records import Record
 from immunis.reproduce import house_prices, mnist
+from immunis.sweeps import Job
 
 EXPERIMENTS: dict[str, Any] = {house_prices.NAME: house_prices, mnist.NAME: mnist}
 
@@ -46,6 +47,33 @@ def reproduce(
         InputError: for data that is missing, damaged or not what the paper used.
         SettingsError: for an unknown experiment or impossible settings.
     """
+    module, settings = _chosen(experiment, quick, seeds, pairs)
+    if fetch:
+        if experiment != house_prices.NAME:
+            raise SettingsError(f"fetch is for {house_prices.NAME}, not for {experiment}.")
+        find_or_fetch(data, fetch=True)
+    return module.reproduce(
+        data, settings, workers=workers, cluster=cluster, folder=folder, progress=progress
+    )
+
+
+def planned(
+    experiment: str,
+    data: str | Path | None = None,
+    *,
+    quick: bool = False,
+    seeds: int | None = None,
+    pairs: Sequence[tuple[int, int]] | None = None,
+) -> dict[str, Job]:
+    """The jobs that ``reproduce`` would run with these arguments; none is run."""
+    module, settings = _chosen(experiment, quick, seeds, pairs)
+    return module.jobs(data, settings)
+
+
+def _chosen(
+    experiment: str, quick: bool, seeds: int | None, pairs: Sequence[tuple[int, int]] | None
+) -> tuple[Any, Any]:
+    """The experiment's module, and how much of it to run."""
     if experiment not in EXPERIMENTS:
         raise unknown("experiment", experiment, EXPERIMENTS)
     module = EXPERIMENTS[experiment]
@@ -56,13 +84,7 @@ def reproduce(
         if experiment != mnist.NAME:
             raise SettingsError(f"pairs of digits are for {mnist.NAME}, not for {experiment}.")
         settings = dataclasses.replace(settings, pairs=tuple(pairs))
-    if fetch:
-        if experiment != house_prices.NAME:
-            raise SettingsError(f"fetch is for {house_prices.NAME}, not for {experiment}.")
-        find_or_fetch(data, fetch=True)
-    return module.reproduce(
-        data, settings, workers=workers, cluster=cluster, folder=folder, progress=progress
-    )
+    return module, settings
 
 
-__all__ = ["EXPERIMENTS", "reproduce"]
+__all__ = ["EXPERIMENTS", "planned", "reproduce"]

@@ -89,26 +89,12 @@ def reproduce(
         progress: called with what was done and the share of the whole.
     """
     start, settings = time.perf_counter(), settings or Settings()
-    path = find_or_fetch(data)
-    tasks = released_split(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest != SHA256:
-        warnings.warn(
-            f"{path} has sha256 {digest}, Kaggle's file {SHA256}: figures may differ from ours.",
-            stacklevel=2,
-        )
-    jobs: dict[str, Job] = {}
-    index: dict[tuple[str, int], str] = {}
-    runs = [(name, seed) for name in (ORIGINAL, *ROWS) for seed in range(settings.seeds)]
-    same = {k: v for k, v in dataclasses.asdict(settings).items() if k != "seeds"}
-    for name, seed in runs:
-        key = key_of(__version__, NAME, "by seed", name, seed, same, digest)
-        jobs[key] = Job(_one, (name, seed, settings, tasks), f"{name}, seed {seed}")
-        index[name, seed] = key
-    results = sweep(jobs, folder=folder, workers=workers, cluster=cluster, progress=progress)
+    path, tasks, digest = _read(data)
+    todo = _jobs(settings, tasks, digest)
+    results = sweep(todo, folder=folder, workers=workers, cluster=cluster, progress=progress)
     by_name: dict[str, list[Any]] = {}
-    for name, seed in runs:
-        by_name.setdefault(name, []).append(results[index[name, seed]])
+    for key, job in todo.items():
+        by_name.setdefault(job.kind, []).append(results[key])
     pair = _pair(tasks)
     return Record(
         kind="reproduce",
@@ -130,6 +116,36 @@ def reproduce(
         seed=0,
         seconds=time.perf_counter() - start,
     )
+
+
+def jobs(data: str | Path | None, settings: Settings) -> dict[str, Job]:
+    """What ``reproduce`` runs."""
+    _, tasks, digest = _read(data)
+    return _jobs(settings, tasks, digest)
+
+
+def _read(data: str | Path | None) -> tuple[Path, Tasks, str]:
+    """The file, the released code's split of it, and its hash."""
+    path = find_or_fetch(data)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != SHA256:
+        warnings.warn(
+            f"{path} has sha256 {digest}, Kaggle's file {SHA256}: figures may differ from ours.",
+            stacklevel=3,
+        )
+    return path, released_split(path), digest
+
+
+def _jobs(settings: Settings, tasks: Tasks, digest: str) -> dict[str, Job]:
+    """One job a method and seed; its kind is the method."""
+    same = {k: v for k, v in dataclasses.asdict(settings).items() if k != "seeds"}
+    return {
+        key_of(__version__, NAME, "by seed", name, seed, same, digest): Job(
+            _one, (name, seed, settings, tasks), f"{name}: seed {seed}"
+        )
+        for name in (ORIGINAL, *ROWS)
+        for seed in range(settings.seeds)
+    }
 
 
 def _pair(tasks: Tasks) -> Pair:

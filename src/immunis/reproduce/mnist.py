@@ -121,17 +121,9 @@ def reproduce(
     """
     start, settings = time.perf_counter(), settings or Settings()
     progress("reading MNIST", 0.0)
-    digits = Digits(*mnist_images(True, data), *mnist_images(False, data))
-    hashes = mnist_hashes(data)
-    strange = [name for name, found in hashes.items() if found != SHA256[name]]
-    if strange:
-        warnings.warn(
-            f"{', '.join(strange)}: not the original MNIST files (expected sha256 "
-            f"{SHA256[strange[0]]} for {strange[0]}); figures cannot be compared with the paper's.",
-            stacklevel=2,
-        )
-    jobs = dict(_jobs(digits, settings, hashes))
-    results = sweep(jobs, folder=folder, workers=workers, cluster=cluster, progress=progress)
+    digits, hashes, strange = _read(data)
+    todo = dict(_jobs(digits, settings, hashes))
+    results = sweep(todo, folder=folder, workers=workers, cluster=cluster, progress=progress)
     found = [result for result in results.values() if "protocol" in result]
     paths = [result for result in results.values() if "table" in result]
     found += [_as_run(path) for path in paths]
@@ -169,6 +161,26 @@ def reproduce(
         seed=0,
         seconds=time.perf_counter() - start,
     )
+
+
+def jobs(data: str | Path | None, settings: Settings) -> dict[str, Job]:
+    """What ``reproduce`` runs."""
+    digits, hashes, _ = _read(data)
+    return dict(_jobs(digits, settings, hashes))
+
+
+def _read(data: str | Path | None) -> tuple[Digits, dict[str, str], list[str]]:
+    """The images, the hashes of their files, and which of these are not as they should be."""
+    digits = Digits(*mnist_images(True, data), *mnist_images(False, data))
+    hashes = mnist_hashes(data)
+    strange = [name for name, found in hashes.items() if found != SHA256[name]]
+    if strange:
+        warnings.warn(
+            f"{', '.join(strange)}: not the original MNIST files (expected sha256 "
+            f"{SHA256[strange[0]]} for {strange[0]}); figures cannot be compared with the paper's.",
+            stacklevel=3,
+        )
+    return digits, hashes, strange
 
 
 def _lines(settings: Settings) -> list[Line]:
@@ -215,7 +227,8 @@ def _jobs(
             names = CLOSED if seed is None else SEEDED
             job = (protocol, pair, seed, names, settings, both, attacker)
             key = key_of(__version__, NAME, protocol, pair, seed, same, hashes)
-            yield key, Job(_one, job, f"{protocol}: {p} against {h}")
+            kind = f"{protocol}, closed form" if seed is None else protocol
+            yield key, Job(_one, job, f"{kind}: {p} against {h}")
     for pair in settings.pairs:
         both, name = (alone[pair[0]], alone[pair[1]]), "{} against {}".format(*pair)
         for seed in range(settings.table_seeds):
