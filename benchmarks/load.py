@@ -202,10 +202,10 @@ def main() -> int:
         for number, (what, figure, target, upper) in enumerate(json.loads(done.stdout)):
             good = figure <= target if upper else figure >= target
             missed += not good
-            rows[f"{name}-{number}"] = {
-                "what": what, "figure": figure, "target": target, "met": good,
-            }  # fmt: skip
             bound = "at most" if upper else "at least"
+            rows[f"{name}-{number}"] = {
+                "what": what, "figure": figure, "bound": bound, "target": target, "met": good,
+            }  # fmt: skip
             print(f"{'ok  ' if good else 'MISS'} {figure:.3g} ({bound} {target:g})  {what}")
     if len(sys.argv) > 1:
         spent = time.perf_counter() - start

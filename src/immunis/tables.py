@@ -308,6 +308,18 @@ def bench_table(record: Record) -> Table:
     )
 
 
+def load_table(record: Record) -> Table:
+    """One row a figure of memory or time under load, and its bound."""
+    return Table(
+        record.name,
+        ["what", "figure", "wanted"],
+        [
+            [row["what"], number(row["figure"]), f"{row['bound']} {number(row['target'])}"]
+            for row in record.figures["rows"].values()
+        ],
+    )
+
+
 def step_table(record: Record) -> Table:
     """What a regularizer adds to a training step, in milliseconds and as a ratio."""
     rows = []
