@@ -253,6 +253,19 @@ def test_a_closed_form_attack_is_fitted_again_on_all_rows():
     assert outcome.search_flops > outcome.points[0].flops
 
 
+def test_a_closed_form_attack_is_chosen_without_a_look_at_test_rows():
+    ridge, seen = ATTACKS["ridge"], []
+
+    def run(arena, settings):
+        points = ridge.run(arena, settings)
+        seen.append((arena.blind, np.isnan(points[0].test)))
+        return points
+
+    outcome = search(dataclasses.replace(ridge, run=run), arena_for(ridge))
+    assert seen == [(True, True)] * 15 + [(False, False)]
+    assert np.isfinite(outcome.points[0].test)
+
+
 def test_inner_searches_are_counted():
     outcome = search(ATTACKS["drop_last"], arena_for(ATTACKS["drop_last"], budget=5))
     assert outcome.trials == 3

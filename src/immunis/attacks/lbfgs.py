@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from immunis.attacks.base import Arena, Attack, Meter, Point, Settings, checkpoints, count_flops
-from immunis.attacks.probing import linear_probe, loss_of
+from immunis.attacks.probing import loss_of
 
 MOST_STEPS = 50  # a quasi-Newton step is worth many plain ones
 
@@ -14,10 +14,12 @@ MOST_STEPS = 50  # a quasi-Newton step is worth many plain ones
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Minimise cross-entropy (or squared error) plus ``penalty·‖w‖²`` with strong Wolfe steps."""
     features = arena.features().scaled()
-    probe, meter = linear_probe(features).double(), Meter(arena)
+    meter = Meter(arena)
+    weight = torch.zeros(features.outputs, features.dimension, dtype=torch.float64)
+    bias = torch.zeros(features.outputs, 1, dtype=torch.float64)
     z, y = features.z.double(), features.y
     optimizer = torch.optim.LBFGS(
-        probe.parameters(),
+        [weight.requires_grad_(), bias.requires_grad_()],
         lr=settings["rate"],
         max_iter=1,
         max_eval=40,
@@ -28,12 +30,15 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     )
     calls = 0
 
+    def predict(z: Tensor) -> Tensor:
+        return (weight @ z.T + bias).T  # several times as fast as z·Wᵀ in float64
+
     def closure() -> Tensor:
         nonlocal calls
         calls += 1
         optimizer.zero_grad()
-        loss = loss_of(probe(z), y, features.kind)
-        loss = loss + settings["penalty"] * probe.weight.square().sum()
+        loss = loss_of(predict(z), y, features.kind)
+        loss = loss + settings["penalty"] * weight.square().sum()
         loss.backward()
         return loss
 
@@ -50,7 +55,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
                 step,
                 calls * len(z),
                 calls * per_call,
-                lambda: features.scores(lambda x: probe(x.double())),
+                lambda: features.scores(lambda x: predict(x.double())),
             )
         if settled:
             break

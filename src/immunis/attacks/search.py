@@ -59,9 +59,9 @@ def search(
 
     Among equals the first of the grid wins, so grids begin with their safest value. A
     closed-form attack, being cheap, validates few samples on three different fifths of them,
-    since one fifth decides by luck, and is then fitted again on all rows. In regression it
-    validates on all five and their *median*, to three digits, decides: R² has no lower bound,
-    so one row unlike all others can outweigh the rest, in one fifth or in a mean.
+    since one fifth decides by luck; it sees test rows only then, fitted again on all others.
+    In regression it validates on all five and their *median*, to three digits, decides: R² has
+    no lower bound, so one row unlike all others can outweigh the rest, in one fifth or in a mean.
 
     Args:
         attack: what to run.
@@ -98,7 +98,10 @@ def search(
         return points
 
     def attempt(settings: Settings) -> float:
-        curves = [once(dataclasses.replace(arena, fold=fold), settings) for fold in range(folds)]
+        parts = [
+            dataclasses.replace(arena, fold=fold, blind=attack.closed_form) for fold in range(folds)
+        ]
+        curves = [once(part, settings) for part in parts]
         score = float(merit([max(p.validation for p in points) for points in curves]))
         tried.append((score, dict(settings), curves[0]))
         return score
