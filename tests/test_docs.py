@@ -116,7 +116,8 @@ def test_the_picture_of_the_rooms_is_current():
 def test_every_test_that_the_reliability_table_names_exists():
     text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     named = re.findall(r"`([\w/]+\.py)::(\w+)(?:::(\w+))?`", text)
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    written = build.BLOCK.sub("", text)  # by hand, not from a record
+    rows = [line for line in written.splitlines() if line.startswith("| ")]
     headings = sum(line.startswith("| fault or input") for line in rows)
     shown = sum(bool(re.search(r"`[\w/]+\.py::\w+", row)) for row in rows)
     assert shown == len(rows) - headings, "each row names the test that shows it"
