@@ -14,6 +14,7 @@ from immunis.attacks.base import (
     Arena,
     Attack,
     Data,
+    Meter,
     NotApplicableError,
     Point,
     Samples,
@@ -264,6 +265,37 @@ def test_a_closed_form_attack_is_chosen_without_a_look_at_test_rows():
     outcome = search(dataclasses.replace(ridge, run=run), arena_for(ridge))
     assert seen == [(True, True)] * 15 + [(False, False)]
     assert np.isfinite(outcome.points[0].test)
+
+
+def test_neighbours_are_billed_for_the_rows_they_are_asked_about():
+    arena = arena_for(ATTACKS["knn"])
+    settings = {"k": 1, "metric": "cosine"}
+    seen, blind = (
+        ATTACKS["knn"].run(dataclasses.replace(arena, blind=blind), settings)[0].flops
+        for blind in (False, True)
+    )
+    validation = len(arena.rows[1])
+    assert blind / seen == pytest.approx(validation / (validation + len(arena.test.labels)))
+
+
+def test_scoring_of_an_earlier_phase_is_not_on_the_clock(monkeypatch):
+    attack, clock = ATTACKS["harmless_first"], [0.0]
+
+    def scores(*_):
+        clock[0] += 100.0
+        return 0.5, 0.5
+
+    arena = arena_for(attack, budget=8)
+    samples = Samples(arena.kind, arena.outputs, arena.train, arena.test)
+    monkeypatch.setattr("immunis.attacks.tuning._scores", scores)
+    monkeypatch.setattr("immunis.attacks.base.time.perf_counter", lambda: clock[0])
+    settings = {name: values[0] for name, values in attack.space(arena).items()}
+    points = attack.run(dataclasses.replace(arena, harmless=samples), settings)
+    assert [point.seconds for point in points] == [0.0] * len(points)
+    assert points[0].steps == 3  # two of the earlier phase
+    later = Meter(arena, seconds=3.0)
+    later.point(1, 1, 1.0, scores)
+    assert later.points[0].seconds == 3.0
 
 
 def test_inner_searches_are_counted():

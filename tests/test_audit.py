@@ -401,6 +401,19 @@ def test_advantage_cost_and_multiplier_by_hand():
     assert case["gain"] == pytest.approx(0.5)
 
 
+def test_the_interval_of_an_advantage_is_students_and_none_for_one_seed():
+    def kept(**scores):
+        outcomes = {name: [done((1, s, s)) for s in of] for name, of in scores.items()}
+        return summarise(outcomes, "original", "untrained", 0.0)["safe"]["residual_advantage"]
+
+    found = kept(original=(0.9,) * 3, safe=(0.4, 0.5, 0.6), untrained=(0.1,) * 3)
+    reach = 4.30265 * 0.1 / 3**0.5 / 0.8  # t of two degrees of freedom
+    assert found["mean"] == pytest.approx(0.5)
+    assert found["high"] - found["mean"] == pytest.approx(reach, rel=1e-4)
+    alone = kept(original=(0.9,), safe=(0.5,), untrained=(0.1,))
+    assert alone["mean"] == pytest.approx(0.5) and math.isnan(alone["low"])
+
+
 def test_the_worst_case_is_the_largest_residual_advantage():
     def rows(original, defended, untrained):
         by_model = {"o": original, "d": defended, "u": untrained}

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from immunis import Record, cli, console
@@ -93,6 +94,25 @@ def test_a_dry_run_estimates_time_and_memory_and_writes_nothing(run, tmp_path, c
     found = json.loads(run(command, "small.toml", "--dry-run", "--json").stdout)
     assert found["seconds"] == pytest.approx(sum(found["parts"].values()))
     assert found["memory"] > 1e6
+
+
+def test_an_audit_finds_its_device_before_it_trains_anything(run, tmp_path):
+    (tmp_path / "small.toml").write_text(RECIPE.replace("finetune_all", "knn"))
+    assert run("audit", "small.toml", "--device", "auto", "--dry-run").returncode == 0
+    assert run("audit", "small.toml", "--device", "auto", "-o", "auto").returncode == 0
+    if not torch.cuda.is_available():
+        done = run("audit", "small.toml", "--device", "cuda", "-o", "cuda")
+        assert done.returncode == 2 and "'cuda' cannot be used here" in done.stderr
+        assert not (tmp_path / "cuda").exists()
+
+
+def test_a_method_with_training_of_its_own_is_resumable(run, tmp_path):
+    text = RECIPE.replace('"erase"', '"probe"\ntraining = {steps = 4, harmful_batch = 32}')
+    (tmp_path / "small.toml").write_text(text)
+    done = run("immunize", "small.toml", "-o", "out", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "training").exists()
+    assert not (tmp_path / "out" / "head.safetensors").exists()
 
 
 def test_a_dry_run_of_a_network_times_its_training(run, tmp_path):

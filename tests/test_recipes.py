@@ -45,6 +45,22 @@ def test_every_bundled_recipe_is_valid(name):
         ("[data]\nsource = 'digits'\n[audit]\nseeds = 0", "need at least 1"),
         ("[data]\nsource = 'digits'\n[audit]\nseed = 1", "did you mean 'seeds'"),
         ("[data]\nsource = 'digits'\n[[audit.methods]]\nname = 'erse'", "did you mean 'erase'"),
+        *(
+            (
+                f"[data]\nsource = 'digits'\n[[audit.methods]]\nname = 'erase'\nlabel = '{label}'",
+                "name the audit's controls",
+            )
+            for label in ("original", "untrained", "from scratch")
+        ),
+        (
+            "[data]\nsource = 'digits'\n[method]\nname = 'probe'\ntraining = {steps = 4}",
+            "needs a network",
+        ),
+        (
+            "[data]\nsource = 'digits'\n[[audit.methods]]\nname = 'probe'\ntraining = {}",
+            "needs a network",
+        ),
+        ("[data]\nsource = 'digits'\n[pretrain]", "needs a network"),
         ("[data]\nsource = ['digits']", "unknown data source"),
         ("[data]\nsource = 'digits'\nprimary = 3", "primary=3 is of type int"),
         ("[data]\nsource = 'digits'\nprimary = [[0, 1], [2]]", "primary="),
@@ -143,3 +159,36 @@ def test_extractors_come_from_init_or_a_file(tmp_path):
     (tmp_path / "l.safetensors").write_bytes(pickle.dumps({}))
     with pytest.raises(InputError, match="not a safetensors file"):
         stored.extractor(task)
+
+
+def test_an_empty_training_table_means_training_with_its_defaults(tmp_path):
+    text = "[data]\nsource = 'digits'\n[model]\nnetwork = [8]\n[method]\nname = 'imma'\n"
+    plain, trained = (
+        load_recipe(write(tmp_path, text)),
+        load_recipe(write(tmp_path, text + "[training]\n")),
+    )
+    own = load_recipe(write(tmp_path, text + "training = {steps = 4}\n"))
+    assert plain.training_for(plain.method) is None
+    assert trained.training_for(trained.method) == {}
+    assert own.training_for(own.method) == {"steps": 4}
+    assert own.training_for({"name": "erase"}) is None
+    assert "training" in trained.to_dict() and "training" not in plain.to_dict()
+
+
+def test_data_given_on_the_command_line_is_looked_for_where_the_user_is(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    for folder in ("here/mine", "recipes/own"):
+        (tmp_path / folder).mkdir(parents=True)
+    for place in ("here/mine", "recipes/own", "recipes"):
+        x, y = rng.normal(size=(20, 3)), np.arange(20) % 2
+        np.savez(tmp_path / place / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    text = "[data]\nsource = 'npz'\nprimary = 'a.npz'\nharmful = 'a.npz'\n"
+    recipe = load_recipe(write(tmp_path / "recipes", text))
+    monkeypatch.chdir(tmp_path / "here")
+
+    def found(recipe, folder=None):
+        return recipe.tasks(folder).primary.train.identity()
+
+    at_own = load_recipe(write(tmp_path / "recipes", text + "folder = 'own'\n"))
+    places = [found(recipe), found(recipe, "mine"), found(at_own), found(at_own, "mine")]
+    assert places[1] == places[3] and len(set(places)) == 3

@@ -249,6 +249,8 @@ def test_a_dry_run_times_one_run_of_each_kind_and_writes_nothing(mnist_folder, t
     waits = {key: Job(lambda key: ran.append(key), (key,), f"wait: {key}") for key in "xyz"}
     assert set(estimate_jobs(waits, workers=2).parts) == {"wait"}
     assert ran == ["x"]
+    refused = run("reproduce", "mnist", "--fetch", "--data", mnist_folder, "--dry-run")
+    assert refused.returncode == 2 and "fetch is for house-prices" in refused.stderr
     done = run("reproduce", "mnist", "--quick", "--data", mnist_folder, "--dry-run")
     assert done.stdout.splitlines()[-1].startswith("about "), done.stderr
     assert not list(tmp_path.iterdir())

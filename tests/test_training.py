@@ -324,6 +324,52 @@ def test_a_checkpoint_holds_the_loss_scale_of_half_precision(tmp_path, monkeypat
     assert loaded == [{"scale": 512.0}]
 
 
+def test_a_run_resumes_in_another_precision(tmp_path):
+    primary, harmful = tasks()
+    training = dataclasses.replace(SHORT, steps=4, evaluate=2)
+
+    def stop(what, share):
+        if share > 0.5:
+            raise KeyboardInterrupt
+
+    def go(hardware=None, **more):
+        return fit(
+            whole(), objective("probe"), primary, harmful, training, hardware,
+            folder=tmp_path, resume=True, **more,
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        go(progress=stop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("immunis.plan.Hardware.fabric", with_a_scaler(Hardware.fabric))
+        assert go(Hardware(precision="bf16-mixed")).steps == 4
+
+
+def with_a_scaler(start):
+    """Fabric with the loss scaler that an accelerator's half precision has."""
+
+    def fabric(self):
+        made = start(self)
+        plugin = made.strategy.precision
+        plugin.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+        return made
+
+    return fabric
+
+
+@pytest.mark.parametrize("name", ["imma", "condition", "probe"])
+def test_a_loss_scale_changes_nothing_but_rounding(name, monkeypatch):
+    hardware = Hardware(precision="bf16-mixed")
+    plain = run(name, hardware=hardware)
+    monkeypatch.setattr("immunis.plan.Hardware.fabric", with_a_scaler(Hardware.fabric))
+    scaled = run(name, hardware=hardware)
+    assert scaled.weights == pytest.approx(plain.weights, rel=1e-3)
+    for one, two in zip(plain.history, scaled.history, strict=True):
+        assert two["rho"] == pytest.approx(one["rho"], abs=5e-3)
+    for key, before in plain.model.state_dict().items():
+        assert torch.allclose(before, scaled.model.state_dict()[key], atol=2e-3), key
+
+
 def test_foreign_and_damaged_checkpoints_are_refused(tmp_path):
     run("probe", folder=tmp_path)
     primary, harmful = tasks()

@@ -12,23 +12,21 @@ from typing import Any
 import torch
 
 from immunis.attacks import ATTACKS, select
-from immunis.attacks.base import (
-    Samples,
-)
+from immunis.attacks.base import Samples
 from immunis.describe import describe
 from immunis.docket import Docket
-from immunis.errors import InputError, SettingsError
+from immunis.errors import InputError
 from immunis.features import cut
 from immunis.fresh import untrained
 from immunis.measure import data_figures
+from immunis.plan import device_of
 from immunis.reading import Reader, chance_of, disjoint_rows, samples_of
 from immunis.records import Record
 from immunis.settings import whole
 from immunis.tasks import Task
 from immunis.verdict import predictors, summarise, worst_case
-from immunis.views import CONTROL
+from immunis.views import CONTROL, SCRATCH
 
-SCRATCH = "from scratch"
 TRANSFER = ("gd_line_search", "finetune_all")
 Progress = Callable[[str, float], None]
 
@@ -119,7 +117,8 @@ def audit(
         workers: processes.
         cluster: address of a Ray cluster.
         folder: where finished attacks are kept, to resume an interrupted audit; not locked.
-        device: where models are read and fine-tuned; several workers share an accelerator.
+        device: where models are read and fine-tuned: ``"cpu"``, ``"cuda"``, ``"mps"`` or
+            ``"auto"``; several workers share an accelerator.
         progress: called with what was done and the share of the whole.
 
     Raises:
@@ -131,7 +130,7 @@ def audit(
     budget = whole(preset if budget is None else budget, "budget", 1)
     seeds, workers = whole(seeds, "seeds", 1), whole(workers, "workers", 1)
     trials = None if trials is None else whole(trials, "trials", 1)
-    _check_device(device)
+    device = device_of(device)
     _check_lineup(models, original)
     disjoint = disjoint_rows(harmful, primary, defender)
     samples = samples_of(harmful)
@@ -154,7 +153,8 @@ def audit(
     described = describe(cuts, primary, samples, reader, original)
     others = [samples_of(task) for task in transfer]
     docket = Docket(
-        reader, budget=budget, trials=trials, space=space, device=device, shipped=workers > 1,
+        reader, budget=budget, trials=trials, space=space, device=device,
+        shipped=workers > 1 or cluster is not None,
         harmless=others[0] if others else None,
     )  # fmt: skip
     for attack in chosen:
@@ -249,11 +249,3 @@ def _variants(name: str, model: Any, seeds: int) -> list[Any]:
     if len(model) != seeds:
         raise InputError(f"{name}: {len(model)} models came for {seeds} seeds; give one for each.")
     return model
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingsError(f"device {device!r} cannot be used here: {reason}") from error

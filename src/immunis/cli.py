@@ -119,7 +119,8 @@ def immunize(
         show_estimate(found, json)
         return
     folder = take(output or f"immunis-runs/{chosen.name}-{method}")
-    state = make_folder(folder / "training") if chosen.training else None
+    trained = chosen.training_for(chosen.method) is not None
+    state = make_folder(folder / "training") if trained else None
     kept = {"kept": f"{again('--resume')} goes on from {state}."} if state else {}
     with bar(f"immunize {chosen.name}", json, **kept) as report:
         tasks = chosen.tasks(data)
@@ -140,7 +141,7 @@ def immunize(
     if rank() > 0:
         return
     made = {**files(result.model, record), "card.html": card}
-    if not chosen.training:
+    if not trained:
         made["head.safetensors"] = weights(result.head)
     paths = release(folder, made)
     if json:
@@ -319,7 +320,7 @@ def reproduce(
     chosen = None if pairs is None else read_pairs(pairs)
     if dry_run:
         with bar(f"estimate {experiment}", json):
-            jobs = planned(experiment, data, quick=quick, seeds=seeds, pairs=chosen)
+            jobs = planned(experiment, data, quick=quick, seeds=seeds, pairs=chosen, fetch=fetch)
             found = estimate_jobs(jobs, workers)
         show_estimate(found, json)
         return

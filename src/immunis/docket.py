@@ -64,7 +64,7 @@ class Docket:
             *([dict(self.space)] if self.space else []),
         )  # fmt: skip
         todo = (attack.name, arena, self.trials, self.space)
-        self._jobs[key] = Job(run_attack, todo, f"{attack.name} on {name}")
+        self._jobs[key] = Job(run_attack, todo, f"{attack.name}: {name}")
         self._keys.setdefault((what, attack.name, name), {})[seed] = key
 
     def run(self, **options: Any) -> None:

@@ -84,6 +84,11 @@ class Engine:
         for parameter in self.tapped.parameters():
             parameter.grad = None
 
+    def _scale(self) -> float:
+        """Factor by which half precision multiplies a loss before its backward pass."""
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        return 1.0 if scaler is None else float(scaler.get_scale())
+
     def _norm(self, tensors: list[Tensor]) -> float:
         square = torch.stack([t.detach().double().square().sum() for t in tensors]).sum()
         return math.sqrt(float(summed(square) if self.sharded else square))
@@ -99,7 +104,7 @@ class Engine:
 
         def pull(name: str) -> float:
             self._clear()
-            only = {name: 1.0}
+            only = {name: 1.0 / self._scale()}  # unscaled, lest half precision overflow
             attacker = self.objective.attacker
             if attacker is not None and harmful is not None:
                 with self._attacked(attacker, harmful):
@@ -275,10 +280,11 @@ class Engine:
         self.head.requires_grad_(learns)
         yield
         if learns:
+            scale = self._scale() if self.accumulate == 1 else 1.0  # parts share a plain backward
             with torch.no_grad():
                 for p in self.head.parameters():
                     if p.grad is not None:
-                        p.sub_(summed(p.grad) / world())
+                        p.sub_(summed(p.grad) / world() / scale)
                         p.grad = None
         self.head.requires_grad_(False)
 

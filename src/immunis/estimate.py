@@ -32,7 +32,7 @@ from immunis.features import Cut, cut
 from immunis.lineup import defended, tables_of
 from immunis.methods import get_method
 from immunis.objectives.base import Objective, supervised_only
-from immunis.plan import Hardware, Training, training_of
+from immunis.plan import Hardware, Training, device_of, training_of
 from immunis.reading import Reader, samples_of
 from immunis.recipes import Recipe
 from immunis.streams import Stream, held_out
@@ -128,17 +128,17 @@ def estimate_audit(
         counts[name] = counts.get(name, 0) + len(tasks.transfer) * runs
     samples = samples_of(tasks.attacker)
     example = torch.from_numpy(samples.train.inputs[:2])
-    device = (hardware or Hardware()).device
+    device = device_of((hardware or Hardware()).device)
     whole, reader = cut(model, example, tasks.primary.outputs).on(device), Reader(example)
     for name, count in counts.items():
         arena = Arena(
             whole, samples.kind, samples.outputs, samples.train, samples.test,
-            harmless=samples, device=device,
+            harmless=samples if tasks.transfer else None, device=device,
+            budget=recipe.audit.get("budget") or preset,
         )  # fmt: skip
-        budget = recipe.audit.get("budget") or preset
         try:
-            space = recipe.audit.get("space", {})
-            once = _attack(ATTACKS[name], arena, reader, samples, budget, space)
+            limits = recipe.audit.get("space", {}), recipe.audit.get("trials")
+            once = _attack(ATTACKS[name], arena, reader, samples, *limits)
         except NotApplicableError:
             continue
         except (ImmunisError, RuntimeError, ValueError) as error:
@@ -167,30 +167,34 @@ def _attack(
     arena: Arena,
     reader: Reader,
     samples: Samples,
-    budget: int,
     space: Mapping[str, Sequence[Any]],
+    trials: int | None,
 ) -> float:
-    """Seconds of one search: ``a + c·budget``, from the time of two small budgets.
+    """Seconds of one search: ``a + c·budget`` a setting, from the time of two small budgets.
 
-    An attack that trains the network, and so reads no features, is run with its first setting
-    only, since its settings cost alike; all others search their whole grid.
+    An attack that reads features tries the grid of the small budget, any other its first setting
+    alone, since each of them trains the network; what the real search tries beyond that is
+    taken to cost the same.
     """
     layers = attack.layers(arena.cut)
     cache = {layer: reader.read("the model", arena.cut, samples, layer) for layer in layers}
-    arena = dataclasses.replace(arena, cache=cache, budget=budget)
+    arena = dataclasses.replace(arena, cache=cache)
     kept = narrowed(attack, arena, space)
-    settings = 1 if layers else math.prod(map(len, kept.values()))
-    times = []
+    wanted = trials if trials and kept else math.prod(map(len, kept.values()))
+    times, tried = [], 1
     for steps in BUDGETS:
         short = dataclasses.replace(arena, budget=steps)
-        first = {name: values[:1] for name, values in attack.space(short).items()}
+        only = narrowed(attack, short, space)
+        if not layers:
+            only = {name: values[:1] for name, values in only.items()}
+        tried = math.prod(map(len, only.values()))
         began = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            search(attack, short, only=space if layers else first)
+            search(attack, short, only=only)
         times.append(time.perf_counter() - began)
     slope = max(0.0, times[1] - times[0]) / (BUDGETS[1] - BUDGETS[0])
-    return settings * (times[0] + slope * max(0, budget - BUDGETS[0]))
+    return wanted / tried * (times[0] + slope * max(0, arena.budget - BUDGETS[0]))
 
 
 def _training(
@@ -204,14 +208,14 @@ def _training(
 ) -> None:
     """Add pre-training and the training of every defence; a linear one is simply run."""
     example = tasks.primary.train.first(2)
-    if recipe.pretrain:
+    if recipe.pretrain is not None:
         assert isinstance(model, nn.Module)
         whole, how = cut(model, example, tasks.primary.outputs), training_of(recipe.pretrain)
         found.parts["pre-training"] = _steps(whole, supervised_only(), tasks, how, hardware, False)
     for label, table in tables.items():
-        own = {**recipe.training, **table.get("training", {})}
+        own = recipe.training_for(table)
         began = time.perf_counter()
-        if not own:
+        if own is None:
             defended(recipe, table, model, tasks)
             found.parts[label] = time.perf_counter() - began
             continue

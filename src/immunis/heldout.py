@@ -49,7 +49,7 @@ class HeldOut:
         if self.harmful is None or self.rows[1] is None:
             return figures
         task = self.harmful.task
-        held, held_labels = self._read(self.harmful, self.rows[1], read, 1)
+        held, held_labels = self._read(self.harmful, spread(self.rows[1], MOST), read, 1)
         size = max(SAMPLES, 4 * held.shape[1])
         seen, seen_labels = self._read(self.harmful, spread(self.harmful.rows, size), read, 1)
         own, _ = self._read(self.primary, spread(self.primary.rows, size), read, 1)

@@ -50,11 +50,13 @@ class Journal:
         run = self.run
         if not resume or self.folder is None or self.kept is None:
             self.history.append(run.measure(0))
+            self._written = time.monotonic()
             return
         state = checkpoints.load(self.folder, run.inner, run.optimizer.optimizer, self.fingerprint)
         self.step, self.history, self.best = state["step"], state["history"], state["best"]
         run.engine.weights = state["weights"]
-        run.fabric.strategy.precision.load_state_dict(state["precision"])
+        if state["precision"]:  # empty where it was written in another precision
+            run.fabric.strategy.precision.load_state_dict(state["precision"])
         if run.head is not None:
             run.head.load_state_dict(state["head"])
 

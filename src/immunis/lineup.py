@@ -25,11 +25,12 @@ from immunis.files import make_folder, write_bytes
 from immunis.immunize import Immunized, immunize
 from immunis.networks import load_weights
 from immunis.objectives.base import supervised_only
-from immunis.plan import Hardware, training_of
+from immunis.plan import Hardware, device_of, training_of
 from immunis.processes import rank
 from immunis.recipes import Recipe
 from immunis.sweeps import key_of
 from immunis.training import fit
+from immunis.views import ORIGINAL
 
 Progress = Callable[[str, float], None]
 
@@ -43,13 +44,14 @@ def original(
 ) -> nn.Module | Tensor:
     """What a recipe defends; pre-trained on its primary task where it says so, and kept."""
     model = recipe.extractor(tasks.primary)
-    if not recipe.pretrain:
+    if recipe.pretrain is None:
         return model
     assert isinstance(model, nn.Module)
     store = None if folder is None else make_folder(folder)
     key = key_of(
-        __version__, recipe.model, recipe.pretrain, tasks.primary.train.identity(), recipe.seed
-    )
+        __version__, recipe.model, recipe.pretrain, tasks.primary.train.identity(), recipe.seed,
+        (hardware or Hardware()).precision,
+    )  # fmt: skip
     path = None if store is None else store / f"original-{key[:16]}.safetensors"
     if _kept(model, path):
         return model
@@ -82,13 +84,12 @@ def defended(
     """Defend a recipe's model by one of its methods."""
     settings = dict(table)
     name = settings.pop("name")
-    settings.pop("label", None)
-    own = settings.pop("training", None)
-    training = {**recipe.training, **(own or {})} if recipe.training or own else None
+    for key in ("label", "training"):
+        settings.pop(key, None)
     return immunize(
         model, tasks.primary, tasks.harmful, name,
-        training=training, hardware=hardware, folder=folder, resume=resume, wandb=wandb,
-        seed=recipe.seed if seed is None else seed,
+        training=recipe.training_for(table), hardware=hardware,
+        folder=folder, resume=resume, wandb=wandb, seed=recipe.seed if seed is None else seed,
         progress=lambda share: progress(name, share), **settings,
     )  # fmt: skip
 
@@ -104,7 +105,7 @@ def variants(
     progress: Progress = lambda what, share: None,
 ) -> Any:
     """A defence as an audit takes it: one model, or for a trained network one for each seed."""
-    if not recipe.training and "training" not in table:
+    if recipe.training_for(table) is None:
         return defended(recipe, table, model, tasks, progress=progress)
     assert isinstance(model, nn.Module)
     store = None if folder is None else make_folder(folder)
@@ -112,7 +113,7 @@ def variants(
     for seed in range(recipe.seed, recipe.seed + seeds):
         key = key_of(
             __version__, tasks.primary.train.identity(), tasks.harmful.train.identity(),
-            recipe.training, dict(table), seed, state_digest(model),
+            recipe.training_for(table), dict(table), seed, state_digest(model),
             (hardware or Hardware()).precision,
         )  # fmt: skip
         stem = f"{table['name']}-{seed}-{key[:16]}"
@@ -167,19 +168,21 @@ def audit_recipe(
     *,
     hardware: Hardware | None = None,
     models_folder: str | Path | None = None,
+    device: str = "cpu",
     progress: Progress = lambda what, share: None,
     **more: Any,
 ) -> Audit:
     """Build what a recipe describes, defend it by each of its methods, and audit them all.
 
-    ``methods`` names those of the recipe's defences (by name or label) to audit. Trained
+    ``methods`` names those of the recipe's defences to audit, by label where they have one. Trained
     networks are kept in ``models_folder``; the rest is as in ``audit``.
     """
+    device = device_of(device)  # before hours of training
     tasks = recipe.tasks(data)
     options = {key: value for key, value in recipe.audit.items() if key != "methods"}
     where = hardware, models_folder, progress
     model = original(recipe, tasks, *where)
-    models: dict[str, Any] = {"original": model}
+    models: dict[str, Any] = {ORIGINAL: model}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RankWarning)  # ranks are reported
         for label, table in tables_of(recipe, methods).items():
@@ -188,6 +191,6 @@ def audit_recipe(
     options.pop("attacks", None)
     result = audit(
         models, tasks.primary, tasks.attacker, tasks.transfer, chosen,
-        defender=tasks.harmful, progress=progress, **options, **more,
+        defender=tasks.harmful, device=device, progress=progress, **options, **more,
     )  # fmt: skip
     return Audit(result.record.with_settings(recipe=recipe.to_dict()))

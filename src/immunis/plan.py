@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
+import torch
+
 from immunis.errors import SettingsError
 from immunis.processes import leave, watch
 from immunis.settings import check, require
@@ -168,3 +170,20 @@ def hardware_of(values: Mapping[str, Any]) -> Hardware:
     """Build hardware settings from a command line's options, refusing what they cannot be."""
     check(values, get_type_hints(Hardware), "the command line")
     return Hardware(**values)
+
+
+def device_of(name: str) -> str:
+    """The device meant by a name; by ``"auto"`` the accelerator there is, or else the CPU.
+
+    Raises:
+        SettingsError: for one that cannot be used here.
+    """
+    if name == "auto":
+        usable = {"cuda": torch.cuda, "mps": torch.backends.mps}
+        return next((kind for kind, of in usable.items() if of.is_available()), "cpu")
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"device {name!r} cannot be used here: {reason}") from error
+    return name

@@ -34,6 +34,7 @@ class Run:
     Attributes:
         fabric: Lightning Fabric, started.
         inner: the model with its taps, wrapped or sharded as the hardware asks.
+        tapped: the same before it was wrapped; to be closed at the end.
         optimizer: the optimizer as Fabric set it up.
         engine: gradients, and the weight of each term.
         head: the harmful head that some objectives train along; None for the others.
@@ -108,10 +109,11 @@ class Run:
 
     def _teacher(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
         """The original's answers, without gradient."""
-        frozen = copy.deepcopy(model).to(self.fabric.device).eval().requires_grad_(False)
+        fabric = self.fabric  # not the run itself, which would then outlive its use
+        frozen = copy.deepcopy(model).to(fabric.device).eval().requires_grad_(False)
 
         def answers(inputs: Tensor) -> Tensor:
-            with torch.no_grad(), self.fabric.autocast():
+            with torch.no_grad(), fabric.autocast():
                 return logits_of(frozen(fitting(frozen, inputs))).float()
 
         return answers

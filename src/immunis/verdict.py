@@ -29,8 +29,6 @@ def interval(values: Sequence[float], level: float = 0.95) -> dict[str, Any]:
     >>> interval([1.0, 1.0, 1.0])["high"]
     1.0
     """
-    from scipy import stats
-
     if not 0 < level < 1:
         raise InputError(f"level must lie between 0 and 1, got {level}.")
     kept = [v for v in values if not math.isnan(v)]
@@ -39,9 +37,15 @@ def interval(values: Sequence[float], level: float = 0.95) -> dict[str, Any]:
     mean = _mean(kept)
     if len(kept) < 2 or not all(map(math.isfinite, kept)):  # one run says nothing of its spread
         return {"mean": mean, "low": math.nan, "high": math.nan, "values": list(values)}
-    error = _deviation(kept) / math.sqrt(len(kept))
-    reach = float(stats.t.ppf((1 + level) / 2, len(kept) - 1)) * error
+    reach = _quantile(len(kept), level) * _deviation(kept) / math.sqrt(len(kept))
     return {"mean": mean, "low": mean - reach, "high": mean + reach, "values": list(values)}
+
+
+def _quantile(repeats: int, level: float = 0.95) -> float:
+    """Student's t: how many standard errors an interval reaches to either side."""
+    from scipy import stats
+
+    return float(stats.t.ppf((1 + level) / 2, repeats - 1))
 
 
 def _unit(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
@@ -161,17 +165,17 @@ def summarise(
 def _advantage(
     defended: Sequence[float], original: Sequence[float], untrained: Sequence[float]
 ) -> dict[str, Any]:
-    """Residual advantage from the means, with an interval from the seeds by jackknife."""
+    """Residual advantage from the means, with a Student-t interval from the seeds by jackknife."""
     arrays = [np.asarray(v, float) for v in (defended, original, untrained)]
     mean = residual_advantage(*map(_mean, arrays))
     n = len(arrays[0])
-    if math.isnan(mean) or n < 2:
-        return {"mean": mean, "low": mean, "high": mean}
+    if math.isnan(mean) or n < 2:  # one run says nothing of its spread
+        return {"mean": mean, "low": math.nan, "high": math.nan}
     left = [residual_advantage(*(_mean(np.delete(a, i)) for a in arrays)) for i in range(n)]
     if any(map(math.isnan, left)):  # one seed decides whether there is any help at all
         return {"mean": mean, "low": 0.0, "high": math.inf}
-    error = (n - 1) / math.sqrt(n) * _deviation(left)
-    return {"mean": mean, "low": max(0.0, mean - 1.96 * error), "high": mean + 1.96 * error}
+    reach = _quantile(n) * (n - 1) / math.sqrt(n) * _deviation(left)
+    return {"mean": mean, "low": max(0.0, mean - reach), "high": mean + reach}
 
 
 def _ratio(paid: float, base: float) -> float:

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from immunis.errors import InputError
 from immunis.records import Record
 
-CONTROL = "untrained"  # what an audit calls the copy that never learnt anything
+ORIGINAL = "original"  # what a recipe's audit calls the undefended model,
+CONTROL = "untrained"  # the copy that never learnt anything,
+SCRATCH = "from scratch"  # and that copy, trained by the attacker alone
 ROLES = ("primary", "harmful")
 UNITS = {"flops": "operations", "steps": "steps"}  # what a cost is counted in
 LARGE = 20  # from this many classes on, only the most telling are listed

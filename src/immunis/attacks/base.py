@@ -243,14 +243,17 @@ def score(predictions: Tensor, labels: Tensor, kind: str) -> float:
 class Meter:
     """Collects a learning curve, keeping the time spent on scoring out of it.
 
-    ``spent`` are operations made before the first step: solves, decompositions, extra passes.
+    ``spent`` are operations made before the first step (solves, decompositions, extra passes), and
+    ``seconds`` those of an earlier phase.
     """
 
-    def __init__(self, arena: Arena, extracted: bool = True, spent: float = 0.0) -> None:
+    def __init__(
+        self, arena: Arena, extracted: bool = True, spent: float = 0.0, seconds: float = 0.0
+    ) -> None:
         self.points: list[Point] = []
         samples = len(arena.rows[0])
         self.flops = spent + (arena.extraction_flops * samples if extracted else 0.0)
-        self._clock, self._spent = time.perf_counter(), 0.0
+        self._clock, self._spent = time.perf_counter(), seconds
 
     def point(self, steps: int, samples: int, flops: float, scores: Callable[[], Any]) -> None:
         """Add a point after ``steps``; ``scores`` returns validation and test score."""

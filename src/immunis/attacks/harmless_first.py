@@ -13,7 +13,6 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     if arena.harmless is None:
         raise NotApplicableError("no harmless task was given (transfer=[...])")
     cut = arena.cut.copy()
-    meter = Meter(arena, extracted=False)
     quarter = max(1, arena.budget // 4)
     harmless = dataclasses.replace(
         arena, train=arena.harmless.train, test=arena.harmless.test, budget=quarter,
@@ -24,7 +23,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     spent = points[-1]
     network = Network(cut, arena.outputs)
     rest = dataclasses.replace(arena, budget=max(1, arena.budget - quarter))
-    meter.flops += spent.flops
+    meter = Meter(arena, extracted=False, spent=spent.flops, seconds=spent.seconds)
     return [
         dataclasses.replace(p, steps=p.steps + spent.steps, samples=p.samples + spent.samples)
         for p in tune(rest, network, network.body.parameters(), settings, meter=meter)

@@ -28,6 +28,7 @@ from immunis.networks import LIBRARIES, named_network, pretrained_mlp, read_tens
 from immunis.plan import training_of
 from immunis.settings import check, fits
 from immunis.tasks import Task
+from immunis.views import CONTROL, ORIGINAL, SCRATCH
 
 FOLDER = Path(__file__).parent
 MOST = 1 << 18  # bytes of a recipe
@@ -58,6 +59,7 @@ SOURCES: dict[str, Callable[..., Tasks]] = {
     "npz": datasets.npz,
     "images": datasets.images,
 }
+RESERVED = (ORIGINAL, CONTROL, SCRATCH)
 TABLES = ("data", "model", "pretrain", "method", "training", "audit")
 SECTIONS = {"name", "seed", *TABLES}
 
@@ -78,8 +80,9 @@ class Recipe:
             ``{"network": [128, 64]}`` for a small network pre-trained on the primary task; or
             ``{"timm": "resnet18"}`` (``torchvision``, ``transformers``) with ``pretrained``, a
             local ``checkpoint`` and the library's own ``options``.
-        pretrain: settings of ``Training``: the network is trained on the primary task first.
-        training: settings of ``Training``: the method trains the network.
+        pretrain: settings of ``Training``: the network is trained on the primary task first;
+            None where it is not.
+        training: settings of ``Training``: methods train the network; None where they do not.
         audit: ``attacks``, ``seeds``, ``budget``, ``trials``, ``space`` (settings that attacks
             may search, where not all), and ``methods``: which defences to compare, each a
             table with a name, its settings, and ``label`` and ``training`` of its own.
@@ -92,26 +95,34 @@ class Recipe:
     method: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=lambda: {"init": "identity"})
     audit: Mapping[str, Any] = field(default_factory=dict)
-    pretrain: Mapping[str, Any] = field(default_factory=dict)
-    training: Mapping[str, Any] = field(default_factory=dict)
+    pretrain: Mapping[str, Any] | None = None
+    training: Mapping[str, Any] | None = None
     seed: int = 0
     folder: Path = Path(".")
 
     def to_dict(self) -> dict[str, Any]:
         """What a record keeps of the recipe."""
         parts = {name: getattr(self, name) for name in TABLES}
-        return {**{name: part for name, part in parts.items() if part}, "seed": self.seed}
+        given = {
+            name: part
+            for name, part in parts.items()
+            if part or (part is not None and name in ("pretrain", "training"))
+        }
+        return {**given, "seed": self.seed}
+
+    def training_for(self, table: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Settings with which one of its methods trains the network; None if it does not train."""
+        return _training_for(self.training, table)
 
     def tasks(self, data_folder: str | None = None) -> Tasks:
         """Load the recipe's data; ``data_folder`` overrides where files are looked for."""
         options = dict(self.data)
         source = SOURCES[options.pop("source")]
         if _folder_key(source):
-            given = data_folder or options.get("folder")
-            if source is datasets.npz:
-                options["folder"] = str(self.folder if given is None else self.folder / given)
-            elif given is not None:
-                options["folder"] = given
+            if data_folder is not None:
+                options["folder"] = data_folder
+            elif source is datasets.npz:
+                options["folder"] = str(self.folder / options.get("folder", "."))
         return source(**options)
 
     def extractor(self, primary: Task) -> nn.Module | Tensor:
@@ -227,9 +238,11 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
     for name, parameter in inspect.signature(source).parameters.items():
         if parameter.default is parameter.empty and name not in data:
             raise SettingsError(f"recipe {path}: data source {data['source']!r} needs {name!r}.")
-    training, pretrain = (dict(values.get(key, {})) for key in ("training", "pretrain"))
+    training, pretrain = (
+        dict(values[key]) if key in values else None for key in ("training", "pretrain")
+    )
     for table in (training, pretrain):
-        training_of(table)
+        training_of(table or {})
     if method:
         _check_method(method, training, path)
     model = dict(values.get("model", {"init": "identity"}))
@@ -240,13 +253,17 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
     extra = [key for key in model if key not in KINDS]
     if extra and kinds[0] not in LIBRARIES:
         raise SettingsError(f"recipe {path}: [model] {extra[0]} goes with {', '.join(LIBRARIES)}.")
-    if (training or pretrain) and kinds[0] not in (*LIBRARIES, "network"):
+    audit = _check_audit(dict(values.get("audit", {})), training, path)
+    trained = [_training_for(training, table) for table in (method, *audit.get("methods", ()))]
+    if any(part is not None for part in (pretrain, *trained)) and kinds[0] not in (
+        *LIBRARIES,
+        "network",
+    ):
         raise SettingsError(f"recipe {path}: training needs a network in [model].")
     if any(width < 1 for width in model.get("network", (1,))):
         raise SettingsError(f"recipe {path}: widths of the network must be at least 1.")
     for key in PATHS:
         _check_path(key, {**data, **model}.get(key), path)
-    audit = _check_audit(dict(values.get("audit", {})), training, path)
     seed = values.get("seed", 0)
     for given in (seed, data.get("seed", 0)):
         if not fits(given, int) or not 0 <= given < 2**31:
@@ -269,19 +286,33 @@ def _check_path(key: str, given: Any, path: Path) -> None:
         )
 
 
-def _check_method(table: Mapping[str, Any], training: Mapping[str, Any], path: Path) -> None:
+def _training_for(
+    training: Mapping[str, Any] | None, table: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """A recipe's [training] with a method's own over it; None where neither is given."""
+    if training is None and "training" not in table:
+        return None
+    return {**(training or {}), **table.get("training", {})}
+
+
+def _check_method(table: Mapping[str, Any], training: Mapping[str, Any] | None, path: Path) -> None:
     settings = dict(table)
-    own = settings.pop("training", {})
-    if not isinstance(settings.pop("label", ""), str):
-        raise SettingsError(f"recipe {path}: label of a method must be text.")
-    if not isinstance(own, Mapping):
+    label = settings.pop("label", "")
+    if not isinstance(label, str) or label in RESERVED:
+        raise SettingsError(
+            f"recipe {path}: label={label!r} of a method; expected text other than "
+            f"{', '.join(RESERVED)}, which name the audit's controls."
+        )
+    if not isinstance(settings.pop("training", {}), Mapping):
         raise SettingsError(f"recipe {path}: training of a method must be a table of settings.")
-    training_of({**training, **own})
-    deep = bool(training) or "training" in table
-    get_method(settings.pop("name", "")).configure(settings, network=deep)
+    own = _training_for(training, table)
+    training_of(own or {})
+    get_method(settings.pop("name", "")).configure(settings, network=own is not None)
 
 
-def _check_audit(audit: dict[str, Any], training: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _check_audit(
+    audit: dict[str, Any], training: Mapping[str, Any] | None, path: Path
+) -> dict[str, Any]:
     check(audit, AUDIT, f"[audit] of {path}")
     select(audit.get("attacks", "standard"))
     for key, values in audit.get("space", {}).items():

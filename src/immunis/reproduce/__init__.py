@@ -47,11 +47,7 @@ def reproduce(
         InputError: for data that is missing, damaged or not what the paper used.
         SettingsError: for an unknown experiment or impossible settings.
     """
-    module, settings = _chosen(experiment, quick, seeds, pairs)
-    if fetch:
-        if experiment != house_prices.NAME:
-            raise SettingsError(f"fetch is for {house_prices.NAME}, not for {experiment}.")
-        find_or_fetch(data, fetch=True)
+    module, settings = _chosen(experiment, data, quick, seeds, pairs, fetch)
     return module.reproduce(
         data, settings, workers=workers, cluster=cluster, folder=folder, progress=progress
     )
@@ -64,16 +60,22 @@ def planned(
     quick: bool = False,
     seeds: int | None = None,
     pairs: Sequence[tuple[int, int]] | None = None,
+    fetch: bool = False,
 ) -> dict[str, Job]:
     """The jobs that ``reproduce`` would run with these arguments; none is run."""
-    module, settings = _chosen(experiment, quick, seeds, pairs)
+    module, settings = _chosen(experiment, data, quick, seeds, pairs, fetch)
     return module.jobs(data, settings)
 
 
 def _chosen(
-    experiment: str, quick: bool, seeds: int | None, pairs: Sequence[tuple[int, int]] | None
+    experiment: str,
+    data: str | Path | None,
+    quick: bool,
+    seeds: int | None,
+    pairs: Sequence[tuple[int, int]] | None,
+    fetch: bool,
 ) -> tuple[Any, Any]:
-    """The experiment's module, and how much of it to run."""
+    """The experiment's module, and how much of it to run; data is fetched where asked."""
     if experiment not in EXPERIMENTS:
         raise unknown("experiment", experiment, EXPERIMENTS)
     module = EXPERIMENTS[experiment]
@@ -84,6 +86,10 @@ def _chosen(
         if experiment != mnist.NAME:
             raise SettingsError(f"pairs of digits are for {mnist.NAME}, not for {experiment}.")
         settings = dataclasses.replace(settings, pairs=tuple(pairs))
+    if fetch:
+        if experiment != house_prices.NAME:
+            raise SettingsError(f"fetch is for {house_prices.NAME}, not for {experiment}.")
+        find_or_fetch(data, fetch=True)
     return module, settings
 
 
