@@ -7,7 +7,7 @@ import io
 from typing import Any, NamedTuple
 
 from immunis.records import Record
-from immunis.views import outlines, per_class, telling_classes
+from immunis.views import CONTROL, SCRATCH, outlines, per_class, telling_classes
 
 
 class Table(NamedTuple):
@@ -179,17 +179,25 @@ def _score_cell(row: dict[str, Any]) -> str:
     return percent(row["score"]["mean"])
 
 
+def _called(record: Record, name: str) -> str:
+    """A model's name; one that no longer does its primary task is called broken."""
+    return f"{name} (broken)" if record.figures["models"].get(name, {}).get("broken") else name
+
+
 def audit_table(record: Record) -> Table:
-    """One row an attack: the score each model and the control allow, in percent."""
-    names = [*record.figures["models"], "untrained"]
-    return Table(
-        "test score (%) that each attack reaches",
-        ["attack", *names],
-        [
-            [attack, *(_score_cell(rows.get(name, {})) for name in names)]
-            for attack, rows in record.figures["attacks"].items()
-        ],
-    )
+    """One row an attack: the score each model and the control allow, in percent.
+
+    The last row is what the attacker reaches without anybody's weights.
+    """
+    names = [*record.figures["models"], CONTROL]
+    rows = [
+        [attack, *(_score_cell(rows.get(name, {})) for name in names)]
+        for attack, rows in record.figures["attacks"].items()
+    ]
+    alone = _score_cell(record.figures["controls"].get(SCRATCH, {}))
+    rows.append([f"({SCRATCH})", *["–"] * (len(names) - 1), alone])
+    heads = ["attack", *(_called(record, name) for name in names)]
+    return Table("test score (%) that each attack reaches", heads, rows)
 
 
 def worst_case_table(record: Record) -> Table:
@@ -198,7 +206,8 @@ def worst_case_table(record: Record) -> Table:
     for name, case in record.figures["worst_case"].items():
         cost = (case.get("multiplier") or {}).get("steps")
         kept = ["broken"] * 2 if case["broken"] else [
-            number(case["residual_advantage"]), number(case["overall"])
+            number(case["residual_advantage"]) + _span(case.get("interval")),
+            number(case["overall"]),
         ]  # fmt: skip
         unranked = case["undefined"] + case["failed"] + case["inapplicable"]
         rows.append(
@@ -211,6 +220,14 @@ def worst_case_table(record: Record) -> Table:
     title = f"worst of {ran} attacks, {record.settings['budget']} steps"
     columns = ["model", "keeps", "by attack", "score %", "gain", "cost x", "best/best", "unranked"]
     return Table(title, columns, rows)
+
+
+def _span(interval: dict[str, float] | None) -> str:
+    """An interval in brackets, where there is one."""
+    if not interval or not interval["low"] < interval["high"]:
+        return ""
+    low, high = (number(float(f"{interval[end]:.2g}")) for end in ("low", "high"))
+    return f" ({low}–{high})"
 
 
 def transfer_table(record: Record) -> Table:
@@ -236,7 +253,11 @@ def models_table(record: Record) -> Table:
         "the models, and what should foretell their protection",
         ["model", "primary", "κ_P", "κ_H", "RIR", "ρ"],
         [
-            [name, number(row["primary"]), *(number(row[figure]) for figure in figures)]
+            [
+                _called(record, name),
+                number(row["primary"]),
+                *(number(row[figure]) for figure in figures),
+            ]
             for name, row in record.figures["models"].items()
         ],
     )
@@ -269,7 +290,9 @@ def foretold_table(record: Record) -> Table:
     """One row a model: the cheap figures, beside what the worst attack keeps, reaches and pays."""
     cheap, worst = models_table(record), worst_case_table(record)
     real = {row[0]: row[1:4] + row[5:6] for row in worst.rows}
-    rows = [[*row, *real[row[0]]] for row in cheap.rows]
+    rows = [
+        [*row, *real[name]] for name, row in zip(record.figures["models"], cheap.rows, strict=True)
+    ]
     return Table(cheap.title, [*cheap.columns, *worst.columns[1:4], worst.columns[5]], rows)
 
 
@@ -280,13 +303,13 @@ def brief_table(record: Record) -> Table:
     """One row a model: primary score, RIR, and what the most telling attacks read."""
     f = record.figures
     shown = [attack for attack in BRIEF if attack in f["attacks"]]
-    models = {**f["models"], "untrained": {"primary": None, "rir": None}}
+    models = {**f["models"], CONTROL: {"primary": None, "rir": None}}
     return Table(
         record.name,
         ["model", "primary", "RIR", *shown],
         [
             [
-                name,
+                _called(record, name),
                 "–" if row["primary"] is None else percent(row["primary"]),
                 number(row["rir"]),
                 *(_score_cell(f["attacks"][attack][name]) for attack in shown),

@@ -36,10 +36,10 @@ class Settings:
         conditioning: weight of ``log κ(H_P) − log κ(H_H)``, which raises RIR as well.
     """
 
-    weight: float = 3.0
+    weight: float = 10.0
     depths: int = 1
-    ridge: float = 1e-3
-    floor: float = 1e-6
+    ridge: float = 1e-5
+    floor: float = 1e-9
     distillation: float = 1.0
     attacker_steps: int = 0
     attacker_rate: float = 0.01
