@@ -6,10 +6,18 @@ import pytest
 import torch
 
 from immunis import InputError, Spectrum, gram, reference_condition_number
-from immunis.datasets import digit_parity, digits, house_prices, mnist_images, mnist_pair
+from immunis.datasets import (
+    digit_parity,
+    digits,
+    house_prices,
+    mnist_digits,
+    mnist_images,
+    mnist_pair,
+)
 from immunis.datasets.house_prices import _encode, _read
 from immunis.gram import gram_of
 from immunis.networks import pretrained_mlp
+from immunis.reading import disjoint_rows
 
 
 def test_digits_are_split_without_overlap(digit_tasks):
@@ -109,6 +117,18 @@ def test_mnist_is_read_from_idx_files(data_folder, quiet_rank):
     assert tasks.primary.name == "digit 3"
     spectrum = Spectrum.of(gram(tasks.primary))
     assert 400 < spectrum.rank < 784
+
+
+def test_mnist_digits_are_two_tasks_and_three_samples(data_folder):
+    tasks = mnist_digits(attacker=500, folder=data_folder)
+    assert tasks.primary.class_names == ["0", "1", "2", "3", "4"]
+    assert tasks.harmful.outputs == tasks.attacker.outputs == 5
+    assert len(tasks.attacker.train.tensors()[0]) == 500
+    assert len(tasks.primary.test.tensors()[0]) == 5139
+    assert disjoint_rows(tasks.attacker, tasks.primary, tasks.harmful)["checked"]
+    for bad in ({"attacker": 3}, {"primary": (0, 5)}, {"harmful": (11,)}):
+        with pytest.raises(InputError):
+            mnist_digits(**bad, folder=data_folder)
 
 
 def test_mnist_files_that_do_not_fit_are_said(tmp_path, data_folder):

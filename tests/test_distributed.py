@@ -12,6 +12,7 @@ from torch import nn
 
 from deep import small_net, tasks
 from immunis.features import cut
+from immunis.lifting import fourier, standardised
 from immunis.methods import get_method
 from immunis.plan import Hardware, Training
 from immunis.processes import leave
@@ -19,10 +20,18 @@ from immunis.readable import rho
 from immunis.regularizers import feature_hessian, r_ill, r_well
 from immunis.training import fit
 
+
+def lifted(z):
+    """A few random features, the same ones on every process."""
+    draws = torch.Generator().manual_seed(3)
+    return fourier(standardised(z, across=True), 12, 0.1, draws)
+
+
 REGULARIZERS = {
     "r_well": lambda z, y: r_well(feature_hessian(z, across=True)),
     "r_ill": lambda z, y: r_ill(feature_hessian(z, across=True)),
     "rho": lambda z, y: rho(z, y, across=True),
+    "lifted": lambda z, y: rho(lifted(z), y, across=True),
 }
 
 

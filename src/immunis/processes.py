@@ -159,6 +159,22 @@ def summed(values: Tensor) -> Tensor:
     return total
 
 
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return summed(values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return summed(grad)
+
+
+def joined(values: Tensor) -> Tensor:
+    """Sum over all processes that each may use in its own way: gradients are summed as well."""
+    return values if world() == 1 else _Joined.apply(values)
+
+
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
 from immunis.attacks.base import Arena, Attack, Meter, Point, Settings, solve_flops
 from immunis.attacks.probing import one_point
 from immunis.attacks.ridge import ridge_probe
 from immunis.gram import gram_of
+from immunis.lifting import fourier
 
 WIDTH = 1024
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
-    """Ridge on ``cos(zᵀω + b)`` with ω ~ N(0, 2γI) (Rahimi and Recht 2007), γ = width/D."""
+    """Ridge on random Fourier features of an RBF kernel with γ = width/D."""
     features, meter = arena.features().standardised(), Meter(arena)
-    generator = arena.generator()
     gamma = settings["width"] / features.dimension
-    frequencies = torch.randn(features.dimension, WIDTH, generator=generator) * math.sqrt(2 * gamma)
-    phases = 2 * math.pi * torch.rand(WIDTH, generator=generator)
 
     def lift(z: Tensor) -> Tensor:
-        return torch.cos(z.float() @ frequencies + phases)
+        return fourier(z.float(), WIDTH, gamma, arena.generator())  # the same draws each time
 
     weights, bias = ridge_probe(gram_of(lift(features.z), features.targets()), settings["ridge"])
     n, d = features.samples, features.dimension

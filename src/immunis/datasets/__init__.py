@@ -6,7 +6,7 @@ from immunis.datasets.digits import digits
 from immunis.datasets.house_prices import house_prices
 from immunis.datasets.images import images
 from immunis.datasets.layouts import read_images
-from immunis.datasets.mnist import mnist_images, mnist_pair
+from immunis.datasets.mnist import mnist_digits, mnist_images, mnist_pair
 from immunis.datasets.npz import npz
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "digits",
     "house_prices",
     "images",
+    "mnist_digits",
     "mnist_images",
     "mnist_pair",
     "npz",

@@ -23,14 +23,7 @@ def digits(
     """
     from sklearn.datasets import load_digits
 
-    for name, wanted in (("primary", primary), ("harmful", harmful)):
-        if not wanted or not set(wanted) <= set(range(10)):
-            raise InputError(f"{name}={list(wanted)}: expected digits from 0 to 9.")
-    if set(primary) & set(harmful):
-        raise InputError(
-            f"digits {sorted(set(primary) & set(harmful))} are in both tasks; a digit is either "
-            "primary or harmful."
-        )
+    check_apart(primary, harmful)
     x, y = load_digits(return_X_y=True)
     x = x / 16
     part = np.empty(len(y), dtype=int)
@@ -43,12 +36,26 @@ def digits(
         rows = np.isin(y, wanted) & np.isin(part, parts)
         return x[rows], y[rows]
 
-    def label(wanted: Sequence[int]) -> str:
-        return "digits " + ",".join(map(str, sorted(wanted)))
-
     test = select(harmful, 2)
     return Tasks(
-        Task(select(primary, 0, 1), select(primary, 2), label(primary)),
-        Task(select(harmful, 0), test, label(harmful)),
-        Task(select(harmful, 1), test, f"{label(harmful)} (attacker)"),
+        Task(select(primary, 0, 1), select(primary, 2), label_of(primary)),
+        Task(select(harmful, 0), test, label_of(harmful)),
+        Task(select(harmful, 1), test, f"{label_of(harmful)} (attacker)"),
     )
+
+
+def check_apart(primary: Sequence[int], harmful: Sequence[int]) -> None:
+    """Refuse anything but digits, and a digit in both tasks."""
+    for name, wanted in (("primary", primary), ("harmful", harmful)):
+        if not wanted or not set(wanted) <= set(range(10)):
+            raise InputError(f"{name}={list(wanted)}: expected digits from 0 to 9.")
+    if set(primary) & set(harmful):
+        raise InputError(
+            f"digits {sorted(set(primary) & set(harmful))} are in both tasks; a digit is either "
+            "primary or harmful."
+        )
+
+
+def label_of(wanted: Sequence[int]) -> str:
+    """Name of a task of some digits."""
+    return "digits " + ",".join(map(str, sorted(wanted)))

@@ -6,11 +6,13 @@ import gzip
 import hashlib
 import math
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from immunis.datasets.common import Tasks, data_file
+from immunis.datasets.digits import check_apart, label_of
 from immunis.errors import InputError
 from immunis.tasks import Task
 
@@ -58,6 +60,36 @@ def mnist_pair(primary: int, harmful: int, folder: str | Path | None = None) -> 
         Task((main, np.full(len(main), primary)), name=f"digit {primary}"),
         Task((other[::2], np.full(len(other[::2]), harmful)), name=f"digit {harmful}"),
         Task((other[1::2], np.full(len(other[1::2]), harmful)), name=f"digit {harmful} (attacker)"),
+    )
+
+
+def mnist_digits(
+    primary: Sequence[int] = (0, 1, 2, 3, 4),
+    harmful: Sequence[int] = (5, 6, 7, 8, 9),
+    attacker: int = 1000,
+    folder: str | Path | None = None,
+) -> Tasks:
+    """Split MNIST by class into a primary and a harmful task, for networks that a CPU can train.
+
+    The defender holds every second harmful image, the attacker the first ``attacker`` of the
+    others; the test images are MNIST's own. Pixels are scaled as in ``mnist_pair``, in float32.
+    """
+    check_apart(primary, harmful)
+    if attacker < 20:
+        raise InputError(f"attacker={attacker}: need at least 20 images.")
+
+    def select(train: bool, wanted: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = parts[train]
+        rows = np.isin(labels, wanted)
+        return standardised(images[rows]).astype(np.float32), labels[rows]
+
+    parts = {train: mnist_images(train, folder) for train in (True, False)}
+    (images, labels), test = select(True, harmful), select(False, harmful)
+    own = images[1::2][:attacker], labels[1::2][:attacker]
+    return Tasks(
+        Task(select(True, primary), select(False, primary), label_of(primary)),
+        Task((images[::2], labels[::2]), test, label_of(harmful)),
+        Task(own, test, f"{label_of(harmful)} (attacker)"),
     )
 
 

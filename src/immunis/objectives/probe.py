@@ -2,6 +2,7 @@
 
 ρ is the share of the harmful labels' variance that a ridge probe explains; it is invariant to
 invertible linear maps of the features, so no whitening or preconditioning brings it back.
+Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read.
 The primary loss and distillation to the original's logits keep the model what it was.
 Simulated attacker steps raise ρ first, so that what is minimised is what little tuning finds.
 """
@@ -14,10 +15,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from immunis.features import Cut
+from immunis.lifting import fourier, standardised
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
 from immunis.readable import rho
 from immunis.regularizers import feature_hessian, kappa
 from immunis.settings import require
+
+WIDTH = 0.5  # of the kernel that lifted features stand for, over the number of features
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,9 @@ class Settings:
             stages below the last, going down.
         ridge: damping of ρ relative to the mean eigenvalue.
         floor: absolute damping, which keeps the solve stable when features collapse.
+        lift: number of random nonlinear features on which ρ is taken too, with the same weight; 0
+            for none. A step needs more harmful samples than that.
+        lift_ridge: damping of that ρ relative to the mean eigenvalue.
         distillation: weight of the divergence from the original's logits.
         attacker_steps: simulated attacker steps before ρ is taken once more; 0 for none.
         attacker_rate: size of such a step relative to the parameters.
@@ -40,6 +47,8 @@ class Settings:
     depths: int = 1
     ridge: float = 1e-5
     floor: float = 1e-9
+    lift: int = 0
+    lift_ridge: float = 1e-2
     distillation: float = 1.0
     attacker_steps: int = 0
     attacker_rate: float = 0.01
@@ -47,15 +56,19 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("weight", "ridge", "floor", "distillation", "attacker_rate", "conditioning"):
+        floats = "weight", "ridge", "floor", "lift_ridge", "distillation", "attacker_rate"
+        for name in (*floats, "conditioning", "lift", "attacker_steps"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name}={value}: need >= 0")
         require(self.depths >= 1, f"depths={self.depths}: need >= 1")
-        require(self.attacker_steps >= 0, f"attacker_steps={self.attacker_steps}: need >= 0")
 
 
 def objective(settings: Settings, cut: Cut) -> Objective:
-    """``L(D_P) + KL + weight·mean_l ρ_l (+ weight·ρ at θ*) + conditioning·(log κ_P − log κ_H)``."""
+    """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, three terms more.
+
+    They are weight·ρ after the attacker's steps, weight·ρ of lifted features, and
+    ``conditioning·(log κ_P − log κ_H)``.
+    """
     layers = ("", *reversed(cut.stages[:-1]))[: settings.depths]
 
     def readable(view: View) -> Tensor:
@@ -67,6 +80,11 @@ def objective(settings: Settings, cut: Cut) -> Objective:
 
     def terms(view: View) -> Terms:
         found = {SUPERVISED: view.supervised, "rho": readable(view)}
+        if settings.lift:
+            z = standardised(view.harmful[""], across=True)
+            lifted = fourier(z, settings.lift, WIDTH / z.shape[1])
+            ridge = settings.lift_ridge, settings.floor
+            found["rho_lifted"] = rho(lifted, view.targets, *ridge, across=True)
         if settings.distillation:
             found["distillation"] = view.distillation
         if settings.conditioning:
@@ -81,6 +99,7 @@ def objective(settings: Settings, cut: Cut) -> Objective:
         {
             "rho": settings.weight,
             "rho_attacked": settings.weight,
+            "rho_lifted": settings.weight,
             "distillation": settings.distillation,
             "conditioning": settings.conditioning,
         },

@@ -56,6 +56,7 @@ SOURCES: dict[str, Callable[..., Tasks]] = {
     "digit-parity": datasets.digit_parity,
     "house-prices": datasets.house_prices,
     "mnist-pair": datasets.mnist_pair,
+    "mnist-digits": datasets.mnist_digits,
     "npz": datasets.npz,
     "images": datasets.images,
 }
