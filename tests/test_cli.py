@@ -106,6 +106,49 @@ def test_an_audit_finds_its_device_before_it_trains_anything(run, tmp_path):
         assert not (tmp_path / "cuda").exists()
 
 
+def test_a_result_of_another_kind_is_not_replaced(run, tmp_path):
+    (tmp_path / "small.toml").write_text(RECIPE)
+    assert run("measure", "small.toml", "-o", "out").returncode == 0
+    before = (tmp_path / "out" / "record.json").read_bytes()
+    for _ in range(2):
+        done = run("immunize", "small.toml", "-o", "out")
+        assert done.returncode == 1 and "holds the record of 'measure'" in done.stderr
+    assert (tmp_path / "out" / "record.json").read_bytes() == before
+    assert run("measure", "small.toml", "-o", "out").returncode == 0
+
+
+def test_what_a_solved_method_does_not_use_is_refused(run, tmp_path):
+    (tmp_path / "small.toml").write_text(RECIPE)
+    done = run("immunize", "small.toml", "--precision", "bf16-mixed")
+    assert done.returncode == 2 and "are for training" in done.stderr
+    assert run("immunize", "small.toml", "--device", "auto").returncode == 0
+
+
+def test_too_little_memory_is_said_without_a_traceback(run, tmp_path):
+    (tmp_path / "small.toml").write_text(RECIPE.replace("network = [8]", "network = [99999999999]"))
+    done = run("immunize", "small.toml")
+    assert done.returncode == 1 and "not enough memory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_attacks_are_not_all_of_them(run, tmp_path):
+    (tmp_path / "small.toml").write_text(RECIPE)
+    assert run("audit", "small.toml", "--attacks", "").returncode == 2
+
+
+def test_an_audit_keeps_the_seed_of_its_recipe(run, tmp_path):
+    (tmp_path / "small.toml").write_text("seed = 5\n" + RECIPE)
+    done = run("audit", "small.toml", "--attacks", "ridge", "--json")
+    assert json.loads(done.stdout)["seed"] == 5
+
+
+def test_many_steps_of_a_linear_method_are_estimated_from_a_few(run, tmp_path):
+    text = RECIPE.replace('"erase"', '"condition"\nsteps = 1000000000')
+    (tmp_path / "small.toml").write_text(text)
+    done = run("immunize", "small.toml", "--dry-run")
+    assert done.returncode == 0 and "hours" in done.stdout, done.stderr
+
+
 def test_a_method_with_training_of_its_own_is_resumable(run, tmp_path):
     text = RECIPE.replace('"erase"', '"probe"\ntraining = {steps = 4, harmful_batch = 32}')
     (tmp_path / "small.toml").write_text(text)

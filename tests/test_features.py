@@ -43,6 +43,21 @@ def mlp():
     return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Linear(5, 3)).eval()
 
 
+def test_rows_that_are_not_their_own_are_refused():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 6)
+
+        def forward(self, x):
+            return self.layer(x) + torch.rand(len(x), 6)
+
+    coupled = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6, track_running_stats=False))
+    for model, says in ((Noisy(), "from call to call"), (coupled, "more than 1 value")):
+        with pytest.raises(InputError, match=says):
+            cut(model.eval(), torch.randn(2, 8))
+
+
 def test_a_head_is_found_by_its_width_and_features_are_its_input():
     model, x = mlp(), torch.randn(7, 4)
     found = cut(model, x, outputs=3)

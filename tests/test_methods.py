@@ -16,6 +16,7 @@ from immunis import (
     RankWarning,
     SettingsError,
     Task,
+    audit,
     gram,
     immunize,
     relative_immunization_ratio,
@@ -326,13 +327,18 @@ def test_a_network_without_a_head_gets_a_least_squares_one(pair):
     result = immunize(small_network(pair, head=False), *pair, "erase")
     assert result.head.in_features == 6
     assert result.record.figures["primary_score"]["after"] > 0.5
-    own = nn.Linear(6, 3)
+    own = nn.Linear(6, 3).eval()
     x = pair[0].test.tensors()[0].float()
     network = small_network(pair, head=False)
     result = immunize(network, *pair, "frontier", head=own)
-    torch.testing.assert_close(
-        result.head(result.model(x).double()), own(network(x)).double(), rtol=1e-3, atol=1e-3
-    )
+    torch.testing.assert_close(result.head(result.model(x)), own(network(x)), rtol=1e-3, atol=1e-3)
+    audit(
+        {"original": (network, own), "defended": result},
+        *pair,
+        attacks=["ridge"],
+        seeds=1,
+    )  # in one dtype throughout
+    assert result.record.data["primary"]["train"] == pair[0].train.fingerprint()
 
 
 # What is special about each method.

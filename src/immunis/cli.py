@@ -53,7 +53,7 @@ def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json
     from immunis.tables import measure_table, number
 
     chosen = load_recipe(recipe)
-    folder = take(output or f"immunis-runs/{chosen.name}-measure")
+    folder = take(output or f"immunis-runs/{chosen.name}-measure", "measure")
     with bar(f"measure {chosen.name}", json):
         tasks = chosen.tasks(data)
         measured = run(tasks.primary, tasks.harmful)
@@ -98,7 +98,7 @@ def immunize(
     from immunis.export import files, weights
     from immunis.files import make_folder, release
     from immunis.lineup import defended, original
-    from immunis.plan import hardware_of
+    from immunis.plan import Hardware, hardware_of
     from immunis.processes import rank
     from immunis.recipes import load_recipe
     from immunis.tables import immunize_table, rir_sentence
@@ -118,8 +118,14 @@ def immunize(
             found = estimate_immunize(chosen, chosen.tasks(data), hardware)
         show_estimate(found, json)
         return
-    folder = take(output or f"immunis-runs/{chosen.name}-{method}")
     trained = chosen.training_for(chosen.method) is not None
+    alike = Hardware(), Hardware(device="auto")
+    if not trained and chosen.pretrain is None and hardware not in alike:
+        raise SettingsError(
+            "--device, --devices, --nodes, --strategy, --precision and --compile are for training; "
+            f"here method {method!r} is solved. Leave them out, or add [training] to the recipe."
+        )
+    folder = take(output or f"immunis-runs/{chosen.name}-{method}", "immunize")
     state = make_folder(folder / "training") if trained else None
     kept = {"kept": f"{again('--resume')} goes on from {state}."} if state else {}
     with bar(f"immunize {chosen.name}", json, **kept) as report:
@@ -200,7 +206,7 @@ def audit(
             found = estimate_audit(chosen, chosen.tasks(data), attacks, names, workers, hardware)
         show_estimate(found, json)
         return
-    folder = take(output or f"immunis-runs/{chosen.name}-audit")
+    folder = take(output or f"immunis-runs/{chosen.name}-audit", "audit")
     resume = f"finished attacks are kept in {folder}; {again()} goes on from there."
     with bar(f"audit {chosen.name}", json, resume) as report:
         result = run(
@@ -325,7 +331,7 @@ def reproduce(
         show_estimate(found, json)
         return
     name = f"{experiment}-quick" if quick else experiment
-    folder = take(output or f"immunis-runs/reproduce-{name}")
+    folder = take(output or f"immunis-runs/reproduce-{name}", "reproduce")
     resume = f"finished runs are kept in {folder}; {again()} goes on from there."
     with bar(f"reproduce {name}", json, resume) as report:
         record = run(
@@ -359,7 +365,7 @@ def demo(
     from immunis.files import release
     from immunis.tables import demo_table
 
-    folder = take(output or "immunis-runs/demo")
+    folder = take(output or "immunis-runs/demo", "demo")
     with bar("demo", json) as report:
         record = run(seed, report)
         card = render(record)
@@ -419,6 +425,14 @@ def main() -> None:
             say(traceback.format_exc())
         say(f"error: {error}", "red")
         sys.exit(2 if isinstance(error, ValueError) else 1)
+    except KeyboardInterrupt:
+        say("interrupted.")
+        sys.exit(130)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "alloc" not in str(error):
+            raise  # torch's own, of either kind, says that it tried to allocate
+        say(f"error: there is not enough memory for this ({str(error)[:200]}).", "red")
+        sys.exit(1)
     except OSError as error:  # stdout is closed or its disk is full
         say(f"error: {error.strerror or error}", "red")
         sys.exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from immunis.records import printable
+from immunis.errors import InputError, OutputError
+from immunis.records import Record, printable
 from immunis.tables import Table
 
 out, err = Console(), Console(stderr=True)
@@ -109,11 +110,23 @@ def show_estimate(found: Any, json: bool) -> None:
     out.print(printable(found.sentence()), soft_wrap=True, highlight=False, markup=False)
 
 
-def take(path: str) -> Path:
-    """Hold an output folder until the command ends: nobody else writes to it meanwhile."""
+def take(path: str, kind: str = "") -> Path:
+    """Hold an output folder until the command ends: nobody else writes to it meanwhile.
+
+    Raises:
+        OutputError: where the folder is in use, or holds a record of another kind.
+    """
     from immunis.files import hold
 
-    return held.enter_context(hold(path))
+    folder = held.enter_context(hold(path))
+    with suppress(InputError):  # none there, or a damaged one: it is replaced
+        found = Record.load(folder / "record.json").kind if kind else ""
+        if found != kind:
+            raise OutputError(
+                f"output folder {folder} holds the record of {found!r}, which this would replace. "
+                "Give another --output."
+            )
+    return folder
 
 
 def where(*paths: Path) -> None:

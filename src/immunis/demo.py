@@ -26,6 +26,7 @@ from immunis.metrics import (
 )
 from immunis.readable import rho_of_gram
 from immunis.records import Record
+from immunis.sweeps import one_thread
 
 STEPS = (10, 100, 1000)
 CURVE = tuple(sorted({0, *(round(10 ** (i / 12)) for i in range(37))}))  # 0, 1, 2, ... 1000
@@ -78,6 +79,7 @@ def figures(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
     }
 
 
+@one_thread()
 def demo(
     seed: int = 0, progress: Callable[[str, float], None] = lambda what, share: None
 ) -> Record:

@@ -43,6 +43,7 @@ from immunis.training import fit
 
 STEPS = 6  # of a training pilot; the first half warms up
 BUDGETS = (4, 12)  # steps of the two pilots of an attack
+LONG = 0.2  # seconds that are told from noise
 
 
 @dataclass
@@ -120,7 +121,7 @@ def estimate_audit(
     found, model = Estimate(), recipe.extractor(tasks.primary)
     tables, seeds = tables_of(recipe, methods), recipe.audit.get("seeds", 3)
     _training(found, recipe, tables, model, tasks, hardware, seeds)
-    chosen, preset = select(attacks or recipe.audit.get("attacks", "standard"))
+    chosen, preset = select(recipe.audit.get("attacks", "standard") if attacks is None else attacks)
     runs = seeds * (len(tables) + 2)  # the original and the untrained control too
     counts = {attack.name: runs for attack in chosen}
     counts["finetune_all"] = counts.get("finetune_all", 0) + seeds  # from scratch
@@ -206,27 +207,53 @@ def _training(
     hardware: Hardware | None,
     seeds: int,
 ) -> None:
-    """Add pre-training and the training of every defence; a linear one is simply run."""
+    """Add pre-training and every defence: trained for a few steps, or solved."""
     example = tasks.primary.train.first(2)
     if recipe.pretrain is not None:
         assert isinstance(model, nn.Module)
         whole, how = cut(model, example, tasks.primary.outputs), training_of(recipe.pretrain)
         found.parts["pre-training"] = _steps(whole, supervised_only(), tasks, how, hardware, False)
     for label, table in tables.items():
-        own = recipe.training_for(table)
-        began = time.perf_counter()
+        own, method = recipe.training_for(table), get_method(table["name"])
+        settings = {k: v for k, v in table.items() if k not in ("name", "label", "training")}
         if own is None:
-            defended(recipe, table, model, tasks)
-            found.parts[label] = time.perf_counter() - began
+            steps = getattr(method.configure(settings), "steps", 1)
+            found.parts[label] = _solved(recipe, table, model, tasks, steps)
             continue
         assert isinstance(model, nn.Module)
-        method = get_method(table["name"])
-        settings = {k: v for k, v in table.items() if k not in ("name", "label", "training")}
         whole = cut(model, example, tasks.primary.outputs)
         assert method.objective is not None
         objective = method.objective(method.configure(settings, network=True), whole)
         once = _steps(whole, objective, tasks, training_of(own), hardware, True)
         found.parts[label] = seeds * once
+
+
+def _solved(
+    recipe: Recipe,
+    table: Mapping[str, Any],
+    model: nn.Module | Tensor,
+    tasks: Tasks,
+    steps: int,
+) -> float:
+    """Seconds of a linear method: run as it is, or ``a + c·steps`` where it takes many.
+
+    The number of steps is raised until they take long enough to be timed.
+    """
+
+    def timed(count: int) -> float:
+        began = time.perf_counter()
+        defended(recipe, {**table, "steps": count} if steps > 1 else table, model, tasks)
+        return time.perf_counter() - began
+
+    count = few = min(BUDGETS[0], steps)
+    fixed = timed(few)
+    if steps > few:
+        fixed = timed(few)  # the first run warmed up
+    spent = 0.0
+    while spent < LONG and count < steps:
+        count = min(4 * count, steps)
+        spent = max(0.0, timed(count) - fixed)
+    return fixed + spent * (steps - few) / max(1, count - few)
 
 
 def _steps(

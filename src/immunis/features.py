@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from immunis.errors import InputError, SettingsError, unknown
+from immunis.errors import ImmunisError, InputError, SettingsError, unknown
 from immunis.outputs import fitting, pooled, tensor_of
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -222,15 +222,30 @@ def cut(
             if head is None and outputs is not None:
                 whole = dataclasses.replace(whole, head=_guess_head(whole, example, outputs))
             (features,) = whole.read(example)
+            _check_rows(whole, example, features, name)
             last = _last_linear(whole, example, features)
             stages, trailing = _stages(whole, example)
-    except (RuntimeError, TypeError, IndexError) as error:
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        if isinstance(error, ImmunisError):
+            raise
         raise InputError(
             f"{name} cannot read inputs of shape {tuple(example.shape)}: {error}"
         ) from error
     return dataclasses.replace(
         whole, last_linear=last, width=features.shape[1], stages=stages, trailing=trailing
     )
+
+
+def _check_rows(whole: Cut, example: Tensor, features: Tensor, name: str) -> None:
+    """Refuse a model whose features of a row are not that row's alone: no attack could use it."""
+    (alone,) = whole.read(example[:1])
+    half = features.dtype in (torch.float16, torch.bfloat16)
+    far = (alone.double() - features[:1].double()).abs().max()
+    if bool(far > (0.1 if half else 0.01) * features.abs().max().double()):
+        raise InputError(
+            f"{name}: features of a row change with the rows beside it, or from call to call. Use "
+            " BatchNorm with running statistics, and no randomness in evaluation mode."
+        )
 
 
 def _guess_head(whole: Cut, example: Tensor, outputs: int) -> str | None:

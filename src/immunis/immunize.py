@@ -201,7 +201,9 @@ def _fold(
             target.weight.copy_(found.head.weight)
             if target.bias is not None:
                 target.bias.copy_(found.head.bias)
-    return Immunized(fresh.model, target or found.head, found.exact, found._run)
+    assert isinstance(found._run, _Run)
+    run = dataclasses.replace(found._run, given=(primary, harmful))
+    return Immunized(fresh.model, target or found.head.to(layer.weight), found.exact, run)
 
 
 def _featurised(task: Task, whole: Cut) -> Task:
@@ -230,10 +232,11 @@ class _Run:
     details: Mapping[str, Any]
     seed: int
     seconds: float
+    given: tuple[Task, Task] | None = None  # as the user gave them, where features stand for them
 
     def record(self) -> Record:
         """Measure the run: against the given extractor, and against the inputs (paper, eq. 9)."""
-        primary, harmful = self.tasks
+        (primary, harmful), given = self.tasks, self.given or self.tasks
         old, new = as_extractor(self.model), as_extractor(self.layer)
         change = relative_immunization_ratio(self.layer, primary, harmful, reference=self.model)
         inputs = relative_immunization_ratio(self.layer, primary, harmful)
@@ -268,7 +271,7 @@ class _Run:
                 "details": self.details,
             },
             settings={"method": self.method, **self.settings},
-            data=data_figures(primary=primary, harmful=harmful),
+            data=data_figures(**dict(zip(("primary", "harmful"), given, strict=True))),
             seed=self.seed,
             seconds=self.seconds,
         )

@@ -7,6 +7,7 @@ an audit, or a second command, trains none of them again.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -187,10 +188,11 @@ def audit_recipe(
         warnings.simplefilter("ignore", RankWarning)  # ranks are reported
         for label, table in tables_of(recipe, methods).items():
             models[label] = variants(recipe, table, model, tasks, options.get("seeds", 3), *where)
-    chosen = attacks or options.pop("attacks", "standard")
-    options.pop("attacks", None)
+    own = options.pop("attacks", "standard")
+    chosen = own if attacks is None else attacks
     result = audit(
         models, tasks.primary, tasks.attacker, tasks.transfer, chosen,
         defender=tasks.harmful, device=device, progress=progress, **options, **more,
     )  # fmt: skip
-    return Audit(result.record.with_settings(recipe=recipe.to_dict()))
+    record = dataclasses.replace(result.record, seed=recipe.seed)
+    return Audit(record.with_settings(recipe=recipe.to_dict()))

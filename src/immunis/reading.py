@@ -37,8 +37,9 @@ def samples_of(task: Task) -> Samples:
 
 
 def array_of(values: Tensor) -> np.ndarray:
-    """Return a tensor as a contiguous array, which worker processes share."""
-    return np.ascontiguousarray(values.detach().cpu().numpy())
+    """Return a tensor as a contiguous array, which worker processes share; half precision wider."""
+    half = values.dtype in (torch.float16, torch.bfloat16)
+    return np.ascontiguousarray((values.float() if half else values).detach().cpu().numpy())
 
 
 def chance_of(task: Samples) -> float:

@@ -13,6 +13,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,13 +102,20 @@ def sweep(
     return {key: results[key] for key in jobs}
 
 
-def _run(key: str, job: Job) -> tuple[str, Any]:
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run on one thread: small matrices gain nothing from more, and results depend on none."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        result = job.call(*job.arguments)
+        yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _run(key: str, job: Job) -> tuple[str, Any]:
+    with one_thread():
+        result = job.call(*job.arguments)
     try:  # through JSON and back, so that a fresh result equals one read from its file
         return key, special(json.loads(json.dumps(result)))
     except (TypeError, ValueError) as error:

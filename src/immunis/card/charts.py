@@ -42,9 +42,9 @@ class Axis:
         if self.kind == "order":
             return []
         if self.kind == "share":
-            step = next(
-                s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5) if self.high - self.low <= 6 * s
-            )
+            usual = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)
+            reach = self.high - self.low
+            step = next((s for s in usual if reach <= 6 * s), reach / 5)
             first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
             return [round(i * step, 6) for i in range(first, last + 1)]
         low, high = math.log10(self.low), math.log10(self.high)

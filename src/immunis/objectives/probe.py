@@ -48,7 +48,7 @@ class Settings:
     ridge: float = 1e-5
     floor: float = 1e-9
     lift: int = 0
-    lift_ridge: float = 1e-2
+    lift_ridge: float = 1e-3
     distillation: float = 1.0
     attacker_steps: int = 0
     attacker_rate: float = 0.01

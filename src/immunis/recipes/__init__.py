@@ -272,8 +272,8 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
     name = values.get("name", path.stem)
     if not isinstance(name, str) or not re.fullmatch(r"[\w+-][\w .+-]{0,99}", name):
         raise SettingsError(
-            f"recipe {path}: name={name!r} is used for a folder; use letters, digits, spaces and "
-            "any of . _ + - (no leading dot)."
+            f"recipe {path}: name={name!r} is used for a folder; use at most 100 letters, digits, "
+            "spaces and any of . _ + - (no leading dot)."
         )
     return Recipe(name, data, method, model, audit, pretrain, training, seed, path.parent)
 
