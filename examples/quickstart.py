@@ -28,8 +28,9 @@ def main(folder: Path) -> None:
     for name, case in result.worst_case.items():
         print(f"{name}: {case.attack} reaches {case.accuracy:.1%}")
     folder.mkdir(parents=True, exist_ok=True)
-    print("written:", result.record.save(folder / "record.json"))
-    (folder / "card.html").write_text(render(result.record), encoding="utf-8")
+    record, card = result.record.save(folder / "record.json"), folder / "card.html"
+    card.write_text(render(result.record), encoding="utf-8")
+    print(f"written: {record}, {card}")
 
 
 if __name__ == "__main__":
