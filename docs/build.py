@@ -37,6 +37,8 @@ TABLES = {
     "audit-digit-parity": audit_table,
     "audit-digit-parity-worst": worst_case_table,
     "audit-digit-parity-models": models_table,
+    "audit-mnist-digits": audit_table,
+    "audit-mnist-digits-models": models_table,
     "bench-audit": time_table,
     "audit-tiny-imagenet-flowers-resnet18": audit_table,
     "audit-tiny-imagenet-flowers-resnet18-worst": worst_case_table,
