@@ -79,8 +79,13 @@ def show(table: Table, text: bool = False) -> None:
     )
     for index, column in enumerate(table.columns):
         left = text or index == 0
+        longest = max((len(row[index]) for row in table.rows), default=0)
+        whole = index == 0 or longest > len(column)  # else its head alone may break
         grid.add_column(
-            escape(printable(column)), justify="left" if left else "right", no_wrap=not text
+            escape(printable(column)),
+            justify="left" if left else "right",
+            no_wrap=whole and not text,
+            overflow="fold",
         )
     for row in table.rows:
         grid.add_row(*(escape(printable(cell)) for cell in row))

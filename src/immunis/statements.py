@@ -134,9 +134,9 @@ COLUMNS = (
     "keeps: share of the original model's help, over untrained features, that the attacker keeps "
     "in the worst attack (95% interval over seeds); gain: its points over the same attack on "
     "untrained features; cost x: steps to 90% of what the original allows, against the original; "
-    "best/best: the share when each model meets its best attack; unranked: attacks that failed, do "
-    "not apply, or on which "
-    "the original helps less than a point; (from scratch): fine-tuning the untrained copy."
+    "best on best: the share when each model meets its best attack; not ranked: attacks that "
+    "failed, do not apply, or on which the original helps less than a point; (from scratch): "
+    "fine-tuning the untrained copy."
 )
 
 

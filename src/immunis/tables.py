@@ -218,8 +218,8 @@ def worst_case_table(record: Record) -> Table:
         )  # fmt: skip
     ran = max((case["attacks"] for case in record.figures["worst_case"].values()), default=0)
     title = f"worst of {ran} attacks, {record.settings['budget']} steps"
-    columns = ["model", "keeps", "by attack", "score %", "gain", "cost x", "best/best", "unranked"]
-    return Table(title, columns, rows)
+    columns = ["model", "keeps", "by attack", "score %", "gain", "cost x"]
+    return Table(title, [*columns, "best on best", "not ranked"], rows)
 
 
 def _span(interval: dict[str, float] | None) -> str:
