@@ -159,6 +159,14 @@ def test_the_verdict_names_the_highest_score_and_the_interval_too(audit_record):
     assert f"interval {low:.0%} to {high:.0%}" in said
 
 
+def test_the_verdict_says_where_the_original_hardly_helps_anybody():
+    record = Record.load(RESULTS / "audit-mnist-digits.json")
+    said = verdict(record, "probe-deep")
+    assert "keeps 0% of the original model's help, which is over a point in 2 of them alone" in said
+    other = Record.load(RESULTS / "audit-tiny-imagenet-flowers-resnet18.json")
+    assert "over a point" not in verdict(other, "probe")
+
+
 def test_figures_that_are_no_numbers_are_left_out(audit_record):
     figures = json.loads(json.dumps(audit_record.figures), parse_float=lambda _: math.nan)
     text = render(dataclasses.replace(audit_record, figures=figures))

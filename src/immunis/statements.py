@@ -76,6 +76,9 @@ def verdict(record: Record, name: str, called: str = "") -> str:
     if share > 1.005:
         inside = "; ".join(filter(None, [f"{100 * share:.0f}%", between]))
         kept = f"all of the original model's help ({inside})"
+    if 2 * case["undefined"] > case["attacks"]:
+        helped = case["attacks"] - case["undefined"]
+        kept += f", which is over a point in {helped} of them alone"
     return f"{called}: {tried} ({reached}) keeps {kept}; {highest}{cost}."
 
 
