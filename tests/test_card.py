@@ -16,8 +16,8 @@ from immunis import InputError, Record, Task, audit, immunize, measure
 from immunis.card import FOLDER, render
 from immunis.card.charts import Axis
 from immunis.comparison import compare
+from immunis.formats import number
 from immunis.statements import headline, not_tested, verdict
-from immunis.tables import number
 from immunis.views import (
     LARGE,
     cost_to,

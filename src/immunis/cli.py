@@ -27,6 +27,7 @@ from immunis.console import (
     where,
 )
 from immunis.errors import ImmunisError
+from immunis.formats import Table
 from immunis.options import (
     Attacks,
     Cluster,
@@ -41,16 +42,16 @@ from immunis.options import (
     Workers,
     app,
 )
-from immunis.tables import Table
 
 
 @app.command()
 def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json = False) -> None:
     """Measure a task pair: both spectra, and the ceiling RIR* no linear defence can pass."""
     from immunis.files import release
+    from immunis.formats import number
     from immunis.measure import measure as run
     from immunis.recipes import load_recipe
-    from immunis.tables import measure_table, number
+    from immunis.tables import measure_table
 
     chosen = load_recipe(recipe)
     folder = take(output or f"immunis-runs/{chosen.name}-measure", "measure")
@@ -97,8 +98,8 @@ def immunize(
     from immunis.errors import SettingsError
     from immunis.export import files, weights
     from immunis.files import make_folder, release
-    from immunis.lineup import defended, original
-    from immunis.plan import Hardware, hardware_of
+    from immunis.lineup import defended, original, trains
+    from immunis.plan import hardware_of
     from immunis.processes import rank
     from immunis.recipes import load_recipe
     from immunis.tables import immunize_table, rir_sentence
@@ -118,13 +119,7 @@ def immunize(
             found = estimate_immunize(chosen, chosen.tasks(data), hardware)
         show_estimate(found, json)
         return
-    trained = chosen.training_for(chosen.method) is not None
-    alike = Hardware(), Hardware(device="auto")
-    if not trained and chosen.pretrain is None and hardware not in alike:
-        raise SettingsError(
-            "--device, --devices, --nodes, --strategy, --precision and --compile are for training; "
-            f"here method {method!r} is solved. Leave them out, or add [training] to the recipe."
-        )
+    trained = trains(chosen, hardware)
     folder = take(output or f"immunis-runs/{chosen.name}-{method}", "immunize")
     state = make_folder(folder / "training") if trained else None
     kept = {"kept": f"{again('--resume')} goes on from {state}."} if state else {}
@@ -183,18 +178,12 @@ def audit(
     """
     from immunis.card import render
     from immunis.files import release
+    from immunis.formats import number, percent
     from immunis.lineup import audit_recipe as run
     from immunis.plan import hardware_of
     from immunis.recipes import load_recipe
     from immunis.statements import COLUMNS
-    from immunis.tables import (
-        audit_table,
-        models_table,
-        number,
-        percent,
-        transfer_table,
-        worst_case_table,
-    )
+    from immunis.tables import audit_table, models_table, transfer_table, worst_case_table
 
     chosen = load_recipe(recipe)
     hardware = hardware_of({"device": device, "precision": precision})

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from immunis.errors import InputError
+from immunis.formats import Table, number, percent
 from immunis.records import Record
 from immunis.statements import change, harmful_score
-from immunis.tables import Table, number, percent
 from immunis.views import defended
 
 KINDS = ("audit", "immunize")

@@ -18,8 +18,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from immunis.errors import InputError, OutputError
+from immunis.formats import Table
 from immunis.records import Record, printable
-from immunis.tables import Table
 
 out, err = Console(), Console(stderr=True)
 held = ExitStack()  # output folders, until the command ends

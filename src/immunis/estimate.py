@@ -29,6 +29,7 @@ from immunis.audit import TRANSFER
 from immunis.datasets import Tasks
 from immunis.errors import ImmunisError
 from immunis.features import Cut, cut
+from immunis.formats import Table
 from immunis.lineup import defended, tables_of
 from immunis.methods import get_method
 from immunis.objectives.base import Objective, supervised_only
@@ -37,7 +38,6 @@ from immunis.reading import Reader, samples_of
 from immunis.recipes import Recipe
 from immunis.streams import Stream, held_out
 from immunis.sweeps import Job, key_of, sweep
-from immunis.tables import Table
 from immunis.tasks import Task
 from immunis.training import fit
 

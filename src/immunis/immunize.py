@@ -17,24 +17,18 @@ from torch import Tensor, nn
 from immunis.defend import NetworkRun, defend
 from immunis.errors import InputError
 from immunis.features import Cut, cut
-from immunis.gram import gram
-from immunis.guarantees import ceiling
 from immunis.heads import checked_head, compensated_head, invertible, least_squares_head
-from immunis.measure import data_figures, paired_grams, spectrum_figures
+from immunis.measure import paired_grams
 from immunis.methods import LinearProblem, get_method
 from immunis.metrics import (
-    RelativeImmunizationRatio,
     as_extractor,
     check_pair,
-    class_scores,
-    relative_immunization_ratio,
-    score,
 )
 from immunis.plan import Hardware, Training
-from immunis.readable import rho_of_gram
 from immunis.records import Record
 from immunis.scale import answer
 from immunis.settings import whole
+from immunis.solved import LinearRun
 from immunis.splits import Split, as_tensor
 from immunis.tasks import Task
 
@@ -53,7 +47,7 @@ class Immunized:
     model: nn.Module
     head: nn.Linear
     exact: bool
-    _run: _Run | NetworkRun
+    _run: LinearRun | NetworkRun
 
     @cached_property
     def record(self) -> Record:
@@ -145,7 +139,7 @@ def immunize(
     for part in (new_head.weight, nn.utils.parameters_to_vector(new_head.parameters())):
         answer(part.detach(), 0, layer.weight.dtype, "the compensated head")
     new_head = new_head.to(layer.weight.device, layer.weight.dtype)
-    done = _Run(
+    done = LinearRun(
         copy.deepcopy(model), copy.deepcopy(layer), old_head, copy.deepcopy(new_head), exact,
         (primary, harmful), method, dataclasses.asdict(configured), solution.details, seed,
         time.perf_counter() - start,
@@ -201,7 +195,7 @@ def _fold(
             target.weight.copy_(found.head.weight)
             if target.bias is not None:
                 target.bias.copy_(found.head.bias)
-    assert isinstance(found._run, _Run)
+    assert isinstance(found._run, LinearRun)
     run = dataclasses.replace(found._run, given=(primary, harmful))
     return Immunized(fresh.model, target or found.head.to(layer.weight), found.exact, run)
 
@@ -215,95 +209,6 @@ def _featurised(task: Task, whole: Cut) -> Task:
         return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
 
     return Task(read(task.train), None if task.test is None else read(task.test), task.name)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What a record is made from: copies, so that it stays true whatever becomes of the layer."""
-
-    model: nn.Linear | Tensor
-    layer: nn.Linear
-    old_head: nn.Linear
-    new_head: nn.Linear
-    exact: bool
-    tasks: tuple[Task, Task]
-    method: str
-    settings: Mapping[str, Any]
-    details: Mapping[str, Any]
-    seed: int
-    seconds: float
-    given: tuple[Task, Task] | None = None  # as the user gave them, where features stand for them
-
-    def record(self) -> Record:
-        """Measure the run: against the given extractor, and against the inputs (paper, eq. 9)."""
-        (primary, harmful), given = self.tasks, self.given or self.tasks
-        old, new = as_extractor(self.model), as_extractor(self.layer)
-        change = relative_immunization_ratio(self.layer, primary, harmful, reference=self.model)
-        inputs = relative_immunization_ratio(self.layer, primary, harmful)
-        affine = isinstance(self.model, nn.Linear) and self.model.bias is not None
-        return Record(
-            kind="immunize",
-            name=f"{primary.name} / {harmful.name}: {self.method}",
-            figures={
-                "rir": _ratio_figures(change),
-                "ceiling": ceiling(*paired_grams(primary, harmful, old)),
-                "rir_against_inputs": _ratio_figures(inputs),
-                # an affine extractor is not bounded by what linear maps of the inputs can do
-                "ceiling_against_inputs": (
-                    None if affine else ceiling(*paired_grams(primary, harmful))
-                ),
-                "rho": {"before": _rho(harmful, old), "after": _rho(harmful, new)},
-                "primary_score": {
-                    "before": _score(old, self.old_head, primary),
-                    "after": _score(new, self.new_head, primary),
-                    "split": "test" if primary.test else "train",
-                },
-                "per_class": {
-                    "classes": primary.class_names,
-                    "before": _class_scores(old, self.old_head, primary),
-                    "after": _class_scores(new, self.new_head, primary),
-                },
-                "exact_head": self.exact,
-                "spectra": {
-                    role: {"before": spectrum_figures(pair[0]), "after": spectrum_figures(pair[1])}
-                    for role, pair in change.spectra.items()
-                },
-                "details": self.details,
-            },
-            settings={"method": self.method, **self.settings},
-            data=data_figures(**dict(zip(("primary", "harmful"), given, strict=True))),
-            seed=self.seed,
-            seconds=self.seconds,
-        )
-
-
-def _ratio_figures(ratio: RelativeImmunizationRatio) -> dict[str, float]:
-    return {"harmful": ratio.harmful, "primary": ratio.primary, "value": ratio.value}
-
-
-def _rho(task: Task, extractor: Callable[[Tensor], Tensor]) -> float | None:
-    """ρ of the task's labels; None where they are constant."""
-    moments = gram(task, extractor)
-    return rho_of_gram(moments) if float(moments.target_scatter.trace()) > 0 else None
-
-
-def _score(extractor: Callable[[Tensor], Tensor], head: nn.Linear, task: Task) -> float | None:
-    """Accuracy or R² of a head; None for a single class, where it would always be right."""
-    if task.kind == "classification" and task.outputs < 2:
-        return None
-    return score(lambda inputs: head(extractor(inputs).to(head.weight)), task)
-
-
-def _class_scores(
-    extractor: Callable[[Tensor], Tensor], head: nn.Linear, task: Task
-) -> list[float]:
-    """Accuracy on each class; empty for regression."""
-    if task.kind == "regression":
-        return []
-    split = task.test or task.train
-    pairs = [(head(extractor(x).to(head.weight)).argmax(1), y) for x, y in split.batches()]
-    guesses, labels = (torch.cat(column) for column in zip(*pairs, strict=True))
-    return class_scores(guesses, task.positions(labels), task.outputs)
 
 
 def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | None]:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from immunis.processes import joined
+from immunis.processes import summed, summed_with_gradient
 
 
 def fourier(
@@ -33,7 +33,9 @@ def standardised(features: Tensor, *, across: bool = False) -> Tensor:
 
     def mean(values: Tensor) -> Tensor:
         total, count = values.sum(0), values.new_tensor(float(len(values)))
-        return joined(total) / joined(count) if across else total / count
+        if across:
+            total, count = summed_with_gradient(total, shared=False), summed(count)
+        return total / count
 
     z = z - mean(z)
     variance = mean(z.square())

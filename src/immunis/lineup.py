@@ -19,7 +19,7 @@ from immunis import checkpoints
 from immunis._version import __version__
 from immunis.audit import Audit, audit
 from immunis.datasets import Tasks
-from immunis.errors import InputError, RankWarning, unknown
+from immunis.errors import InputError, RankWarning, SettingsError, unknown
 from immunis.export import weights
 from immunis.features import cut, state_digest
 from immunis.files import make_folder, write_bytes
@@ -67,6 +67,23 @@ def original(
         write_bytes(path, weights(result.model))
         (place / checkpoints.NAME).unlink(missing_ok=True)  # its curves stay
     return result.model
+
+
+def trains(recipe: Recipe, hardware: Hardware) -> bool:
+    """Whether a recipe's method trains its network, rather than being solved.
+
+    Raises:
+        SettingsError: for hardware that nothing of the recipe would use.
+    """
+    trained = recipe.training_for(recipe.method) is not None
+    unused = hardware not in (Hardware(), Hardware(device="auto"))
+    if unused and not trained and recipe.pretrain is None:
+        raise SettingsError(
+            "--device, --devices, --nodes, --strategy, --precision and --compile are for training; "
+            f"here method {recipe.method['name']!r} is solved. Leave them out, or add [training] "
+            "to the recipe."
+        )
+    return trained
 
 
 def defended(

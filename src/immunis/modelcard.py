@@ -12,16 +12,14 @@ from typing import Any
 
 from immunis._version import __version__
 from immunis.errors import InputError
+from immunis.formats import Table, inline, number
 from immunis.records import Record
 from immunis.statements import COLUMNS, ceiling, headline, not_tested, threat_model
 from immunis.tables import (
-    Table,
     audit_table,
     class_table,
     foretold_table,
     immunize_table,
-    inline,
-    number,
     transfer_table,
     worst_case_table,
 )

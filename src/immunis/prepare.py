@@ -52,12 +52,15 @@ def _trains(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 
-def groups_of(
-    training: Training, model: nn.Module, body: set[str], plain: Callable[[str], str]
-) -> list[dict[str, Any]]:
+def plain(name: str) -> str:
+    """A parameter's name in the plain model, from that in one with taps, wrapped by Fabric."""
+    return name.replace("_forward_module.", "").removeprefix("module.").removeprefix("model.")
+
+
+def groups_of(training: Training, model: nn.Module, body: set[str]) -> list[dict[str, Any]]:
     """Trained parameters of the extractor, then of the head, with their rate and decay.
 
-    ``body`` names the extractor's in the plain model, ``plain`` gives such a name.
+    ``body`` are the extractor's names in the plain model.
     """
     named = {plain(n): p for n, p in model.named_parameters() if p.requires_grad}
     return [

@@ -159,36 +159,22 @@ def summed(values: Tensor) -> Tensor:
     return total
 
 
-class _Joined(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        return summed(values)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return summed(grad)
-
-
-def joined(values: Tensor) -> Tensor:
-    """Sum over all processes that each may use in its own way: gradients are summed as well."""
-    return values if world() == 1 else _Joined.apply(values)
-
-
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, shared: bool) -> Tensor:
+        ctx.shared = shared
         return summed(values)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * world()
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * world() if ctx.shared else summed(grad), None
 
 
-def summed_with_gradient(values: Tensor) -> Tensor:
+def summed_with_gradient(values: Tensor, *, shared: bool = True) -> Tensor:
     """Sum over all processes whose gradient, averaged over them, is that of the joined batch.
 
-    Every process must compute the same function of the sum.
+    ``shared``: every process computes the same function of the sum. Where each uses it in its
+    own way, on its own rows, say False: the gradients of all of them are then summed as well.
     """
-    return values if world() == 1 else _Summed.apply(values)
+    return values if world() == 1 else _Summed.apply(values, shared)

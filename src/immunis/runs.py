@@ -71,7 +71,7 @@ class Run:
             warnings.filterwarnings("ignore", message=".*broadcast_buffers")
             self._module = self.fabric.setup(self.tapped)
         self.inner = self._module._forward_module
-        groups = groups_of(training, self._module, chosen, plain)
+        groups = groups_of(training, self._module, chosen)
         self._peaks = [float(group["lr"]) for group in groups]
         self.optimizer = self.fabric.setup_optimizers(optimizer_of(training, groups))
 
@@ -175,11 +175,6 @@ class Run:
             for buffer in self._module.buffers():
                 if buffer.is_floating_point():
                     buffer.copy_(summed(buffer) / world())
-
-
-def plain(name: str) -> str:
-    """A parameter's name in the plain model."""
-    return name.replace("_forward_module.", "").removeprefix("module.").removeprefix("model.")
 
 
 def _count(task: Task) -> int:

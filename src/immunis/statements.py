@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from immunis.attacks import ATTACKS
+from immunis.formats import number, percent
 from immunis.records import Record
-from immunis.tables import number, percent
 from immunis.views import defended, leading
 
 BREAKS = 0.5  # share of the original's help from which an attack is named as breaking a defence

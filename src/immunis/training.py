@@ -24,8 +24,9 @@ from immunis.features import Cut, state_digest
 from immunis.journal import Journal
 from immunis.objectives.base import Objective
 from immunis.plan import Hardware, Training
+from immunis.prepare import plain
 from immunis.processes import rank, together
-from immunis.runs import Run, plain
+from immunis.runs import Run
 from immunis.tasks import Task
 from immunis.tracking import Tracker
 

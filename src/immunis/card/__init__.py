@@ -15,6 +15,7 @@ from immunis.card import charts
 from immunis.comparison import compare
 from immunis.errors import InputError
 from immunis.files import publish
+from immunis.formats import number
 from immunis.modelcard import model_card
 from immunis.records import Record
 from immunis.tables import (
@@ -22,7 +23,6 @@ from immunis.tables import (
     class_table,
     demo_table,
     foretold_table,
-    number,
     spectra_table,
     transfer_table,
     worst_case_table,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from immunis.tables import number, percent
+from immunis.formats import number, percent
 from immunis.views import CONTROL
 
 SERIES = 7  # colours and marks of the style sheet, before they begin again

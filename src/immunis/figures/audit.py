@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from immunis.figures.style import canvas, legend, line, mark, rendered
+from immunis.formats import number
 from immunis.records import Record
-from immunis.tables import number
 from immunis.views import CONTROL, UNITS, defended, envelope, telling_cost
 
 SHOWN = 6  # learning curves in one figure

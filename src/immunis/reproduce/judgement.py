@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from immunis.tables import number
+from immunis.formats import number
 
 KINDS = ("released", "honest")
 FACTORS = {"harmful": "(i)", "primary": "(ii)", "rir": "RIR"}

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from immunis.formats import Table, number, percent
 from immunis.records import Record
 from immunis.reproduce.attackers import ATTACKS, CLOSED_FORM, DESCENT
 from immunis.reproduce.judgement import FACTORS, KINDS, published
 from immunis.reproduce.methods import ROWS
-from immunis.tables import Table, number, percent
 
 BLANK = "–"
 
