@@ -33,10 +33,13 @@ from immunis.taps import Tapped
 from immunis.tasks import Task
 
 CLASSES, HARMFUL_CLASSES, LIMIT = 100, 196, 1.3
-NETWORKS = {
-    512: ("resnet18", {}, ["layer3", "layer4"]),
-    768: ("vit_base_patch16_224", {"img_size": 64, "patch_size": 8}, ["blocks.11", "norm"]),
-}
+NETWORKS = {  # by label: timm's name, options, trained layers, size of the images, D
+    "ResNet-18 at 64, D = 512": ("resnet18", {}, ["layer3", "layer4"], 64, 512),
+    "ResNet-18 at 224, D = 512": ("resnet18", {}, ["layer3", "layer4"], 224, 512),
+    "ViT-B/8 at 64, D = 768": (
+        "vit_base_patch16_224", {"img_size": 64, "patch_size": 8}, ["blocks.11", "norm"], 64, 768,
+    ),
+}  # fmt: skip
 
 
 def median_ms(call: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -57,12 +60,12 @@ def median_ms(call: Callable[[], object], device: torch.device, repeats: int) ->
     return statistics.median(times)
 
 
-def steps(dimension: int, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> dict:
+def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> dict:
     """Milliseconds of a step with each objective, and of the regularizers alone."""
-    name, options, layers = NETWORKS[dimension]
+    name, options, layers, side, _ = NETWORKS[label]
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=CLASSES, **options).eval()
-    whole = cut(model, torch.zeros(2, 3, 64, 64), CLASSES)
+    whole = cut(model, torch.zeros(2, 3, side, side), CLASSES)
     chosen = set(whole.parameters_named(layers))
     for key, parameter in model.named_parameters():
         parameter.requires_grad_(key in chosen or key.startswith(f"{whole.head}."))
@@ -72,11 +75,11 @@ def steps(dimension: int, fabric: Fabric, sizes: tuple[int, int], repeats: int) 
     body = [p for key, p in model.named_parameters() if key in chosen]
     device = fabric.device
     primary = (
-        torch.randn(sizes[0], 3, 64, 64, device=device),
+        torch.randn(sizes[0], 3, side, side, device=device),
         torch.randint(CLASSES, (sizes[0],), device=device),
     )
     harmful = (
-        torch.randn(sizes[1], 3, 64, 64, device=device),
+        torch.randn(sizes[1], 3, side, side, device=device),
         torch.randint(HARMFUL_CLASSES, (sizes[1],), device=device),
     )
 
@@ -147,14 +150,14 @@ def main() -> None:
         accelerator=given.device, devices=1, precision="bf16-mixed" if fast else "32-true"
     )
     figures: dict = {"steps": {}, "ratios": {}}
-    for dimension in NETWORKS:
+    for label, (*_, dimension) in NETWORKS.items():
         sizes = (dimension + 128, 2048) if fast else (8, 16)
-        found = steps(dimension, fabric, sizes, 20 if fast else 1)
-        figures["steps"][str(dimension)] = {"sizes": sizes, **found}
+        found = steps(label, fabric, sizes, 20 if fast else 1)
+        figures["steps"][label] = {"sizes": sizes, **found}
         for method in ("probe", "condition"):
             ratio = found[method] / found["without"]
-            what = f"a step of `{method}`, D = {dimension}, against the same without it"
-            figures["ratios"][f"{method} {dimension}"] = {
+            what = f"a step of `{method}`, {label}, against the same without it"
+            figures["ratios"][f"{method}, {label}"] = {
                 "what": what,
                 "ratio": ratio,
                 "target": LIMIT,
