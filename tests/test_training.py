@@ -23,10 +23,12 @@ from immunis import (
     immunize,
 )
 from immunis.features import cut
+from immunis.heldout import HeldOut, readable
 from immunis.methods import METHODS, get_method
 from immunis.objectives.base import SUPERVISED, Objective, supervised_only
 from immunis.plan import Hardware, Training
 from immunis.splits import Corrupt
+from immunis.streams import Stream, held_out
 from immunis.training import fit
 
 DEEP = [name for name, method in METHODS.items() if method.objective is not None]
@@ -197,6 +199,30 @@ def test_balanced_weights_make_terms_pull_alike():
     )
     assert twice.weights["r_ill"] == pytest.approx(2 * result.weights["r_ill"])
     assert twice.weights["r_well"] == 0.5
+
+
+def test_the_judge_is_not_fooled_by_a_network_that_learned_its_rows_by_heart():
+    rows = torch.arange(200.0)[:, None]
+    task = Task((rows, torch.arange(200) % 4), name="numbered")
+    trained, kept = held_out(200, 0.2)
+    stream = Stream(task, 32, trained)
+
+    def read(
+        inputs,
+    ):  # features of unseen rows are their labels; those of training rows say nothing
+        rows = inputs[:, 0].long()
+        z = nn.functional.one_hot(rows % 4, 4).float()
+        return z, torch.where(torch.isin(rows, trained)[:, None], torch.zeros_like(z), z)
+
+    figures = HeldOut(stream, stream, (kept, kept)).measure(read)
+    assert figures["probe"] == 1.0
+    assert figures["rho"] == 0.0
+
+
+@pytest.mark.parametrize("rows", [2, 3, 40])
+def test_the_judge_asks_only_probes_that_have_not_seen_the_row(rows):
+    labels = torch.arange(rows)  # one row a class: who has not seen it cannot know it
+    assert readable(torch.eye(rows), labels, "classification", rows) == 0.0
 
 
 def test_early_stopping_keeps_the_best_and_stops_in_time():

@@ -18,7 +18,7 @@ from immunis.streams import Rows, Stream, spread
 
 Read = Callable[[Tensor], tuple[Tensor, Tensor]]
 SAMPLES, MOST = 4096, 8192
-RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
+RIDGES, FOLDS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6), 5
 
 
 class HeldOut:
@@ -40,8 +40,8 @@ class HeldOut:
         """Primary score; κ of both tasks with their rank, ρ, and a ridge probe's score.
 
         ``read(inputs)`` gives answers and features. κ and ρ are over at most 4096 training
-        rows (or four per dimension); ridge probes are fitted on those, and the score of
-        the best of them on held-out rows counts.
+        rows (or four per dimension). Probes are fitted on held-out rows too, as an attacker's
+        are: a network that has learned its training rows by heart hides the labels of those alone.
         """
         answers, labels = self._read(self.primary, spread(self.rows[0], MOST), read, 0)
         kind = self.primary.task.kind
@@ -55,12 +55,8 @@ class HeldOut:
         own, _ = self._read(self.primary, spread(self.primary.rows, size), read, 1)
         moments = gram_of(seen, encode(seen_labels, task.kind, task.outputs))
         spectra = quiet_spectrum(gram_of(own)), quiet_spectrum(moments)
-        probes = [ridge_probe(moments, ridge) for ridge in RIDGES]
         return figures | {
-            "probe": max(
-                score(held.double() @ weights + bias, held_labels, task.kind)
-                for weights, bias in probes
-            ),
+            "probe": readable(held, held_labels, task.kind, task.outputs),
             "rho": rho_of_gram(moments),
             "kappa_primary": spectra[0].condition_number if spectra[0].rank else math.nan,
             "kappa_harmful": spectra[1].condition_number if spectra[1].rank else math.nan,
@@ -73,6 +69,20 @@ class HeldOut:
     def _read(self, stream: Stream, rows: Rows, read: Read, which: int) -> tuple[Tensor, Tensor]:
         found = [(read(inputs)[which].float().cpu(), y.cpu()) for inputs, y in stream.subset(rows)]
         return torch.cat([z for z, _ in found]), torch.cat([y for _, y in found])
+
+
+def readable(features: Tensor, labels: Tensor, kind: str, outputs: int) -> float:
+    """Score of the best of five ridge probes, every row answered by a probe that never saw it."""
+    z, targets = features.double(), encode(labels, kind, outputs)
+    answers = [torch.zeros_like(targets) for _ in RIDGES]
+    folds = min(FOLDS, len(z))
+    for fold in range(folds):
+        others = torch.arange(len(z)) % folds != fold
+        moments = gram_of(z[others], targets[others])
+        for answer, ridge in zip(answers, RIDGES, strict=True):
+            weights, bias = ridge_probe(moments, ridge)
+            answer[~others] = z[~others] @ weights + bias
+    return max(score(answer, labels, kind) for answer in answers)
 
 
 def rir(figures: dict[str, Any], start: dict[str, Any]) -> float:

@@ -43,15 +43,6 @@ def immunize_table(record: Record) -> Table:
     return Table(record.name, ["", "before", "after", "factor"], rows)
 
 
-def history_table(record: Record) -> Table:
-    """How a network's training went, on rows held out from it."""
-    rows = [
-        [number(row["step"]), percent(row["primary"]), percent(row["probe"]), number(row["rho"])]
-        for row in record.figures["details"]["history"]
-    ]
-    return Table(record.name, ["step", "primary %", "probe %", "ρ"], rows)
-
-
 def rir_sentence(record: Record) -> str:
     """RIR of an ``immunize`` record in words, with the ceilings where there are any."""
     f = record.figures
@@ -262,13 +253,13 @@ def load_table(record: Record) -> Table:
 def step_table(record: Record) -> Table:
     """What a regularizer adds to a training step, in milliseconds and as a ratio."""
     rows = []
-    for dimension, found in record.figures["steps"].items():
+    for network, found in record.figures["steps"].items():
         for method in ("probe", "condition"):
-            ratio = record.figures["ratios"][f"{method} {dimension}"]
+            ratio = record.figures["ratios"][f"{method}, {network}"]
             times = [f"{found[key]:.1f}" for key in ("without", method)]
             rows.append(
                 [
-                    f"`{method}`, D = {dimension}",
+                    f"`{method}`, {network}",
                     *times,
                     number(ratio["ratio"]),
                     str(ratio["target"]),
