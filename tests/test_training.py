@@ -23,7 +23,7 @@ from immunis import (
     immunize,
 )
 from immunis.features import cut
-from immunis.heldout import HeldOut, readable
+from immunis.heldout import HeldOut, by_heart, readable
 from immunis.methods import METHODS, get_method
 from immunis.objectives.base import SUPERVISED, Objective, supervised_only
 from immunis.plan import Hardware, Training
@@ -207,9 +207,7 @@ def test_the_judge_is_not_fooled_by_a_network_that_learned_its_rows_by_heart():
     trained, kept = held_out(200, 0.2)
     stream = Stream(task, 32, trained)
 
-    def read(
-        inputs,
-    ):  # features of unseen rows are their labels; those of training rows say nothing
+    def read(inputs):  # features of unseen rows are their labels, those of training rows nothing
         rows = inputs[:, 0].long()
         z = nn.functional.one_hot(rows % 4, 4).float()
         return z, torch.where(torch.isin(rows, trained)[:, None], torch.zeros_like(z), z)
@@ -217,6 +215,23 @@ def test_the_judge_is_not_fooled_by_a_network_that_learned_its_rows_by_heart():
     figures = HeldOut(stream, stream, (kept, kept)).measure(read)
     assert figures["probe"] == 1.0
     assert figures["rho"] == 0.0
+    assert figures["probe_trained"] < 0.5
+    assert "100.0% of harmful rows that were held out" in by_heart(figures)
+    assert by_heart(figures | {"probe": figures["probe_trained"]}) is None
+    assert by_heart(figures | {"probe_trained": 0.0, "probe": figures["chance"]}) is None
+
+
+def test_a_defence_that_learned_its_sample_by_heart_says_so():
+    torch.manual_seed(0)
+    inputs = torch.randn(600, 20)
+    primary = Task((inputs, inputs[:, :4].argmax(1)), name="primary")
+    harmful = Task((inputs, inputs[:, 4:9].argmax(1)), name="harmful")
+    model = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 32), nn.Linear(32, 4))
+    training = Training(steps=100, held_out=0.9, evaluate=1, tolerance=1.0)
+    cut_model = cut(model.eval(), inputs[:2], 4)
+    with pytest.warns(UserWarning, match="learned those by heart"):
+        result = fit(cut_model, objective("probe"), primary, harmful, training)
+    assert "by heart" in result.notes[-1]
 
 
 @pytest.mark.parametrize("rows", [2, 3, 40])

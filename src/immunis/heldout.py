@@ -42,6 +42,7 @@ class HeldOut:
         ``read(inputs)`` gives answers and features. κ and ρ are over at most 4096 training
         rows (or four per dimension). Probes are fitted on held-out rows too, as an attacker's
         are: a network that has learned its training rows by heart hides the labels of those alone.
+        ``probe_trained`` is what they would read of as many training rows (of all, if fewer).
         """
         answers, labels = self._read(self.primary, spread(self.rows[0], MOST), read, 0)
         kind = self.primary.task.kind
@@ -53,10 +54,15 @@ class HeldOut:
         size = max(SAMPLES, 4 * held.shape[1])
         seen, seen_labels = self._read(self.harmful, spread(self.harmful.rows, size), read, 1)
         own, _ = self._read(self.primary, spread(self.primary.rows, size), read, 1)
+        constant = encode(held_labels, task.kind, task.outputs).mean(0)
+        few = spread(torch.arange(len(seen)), len(held))
         moments = gram_of(seen, encode(seen_labels, task.kind, task.outputs))
         spectra = quiet_spectrum(gram_of(own)), quiet_spectrum(moments)
         return figures | {
             "probe": readable(held, held_labels, task.kind, task.outputs),
+            "probe_trained": readable(seen[few], seen_labels[few], task.kind, task.outputs),
+            "chance": score(constant.expand(len(held), -1), held_labels, task.kind),
+            "held": len(held),
             "rho": rho_of_gram(moments),
             "kappa_primary": spectra[0].condition_number if spectra[0].rank else math.nan,
             "kappa_harmful": spectra[1].condition_number if spectra[1].rank else math.nan,
@@ -83,6 +89,24 @@ def readable(features: Tensor, labels: Tensor, kind: str, outputs: int) -> float
             weights, bias = ridge_probe(moments, ridge)
             answer[~others] = z[~others] @ weights + bias
     return max(score(answer, labels, kind) for answer in answers)
+
+
+def by_heart(figures: dict[str, Any]) -> str | None:
+    """What to say where held-out rows are plainly more readable than rows that were trained on.
+
+    More readable than chance too: where a probe explains nothing of a sample, those fitted on a
+    part of it do worse than chance on the rest.
+    """
+    held, trained, count = figures["probe"], figures["probe_trained"], figures["held"]
+    base = max(trained, figures["chance"])
+    noise = math.sqrt(sum(max(p * (1 - p), 0.0) for p in (held, base)) / count)
+    if held - base <= 3 * noise:
+        return None
+    return (
+        f"a ridge probe reads {held:.1%} of harmful rows that were held out and {trained:.1%} of "
+        "rows that were trained on: the network has learned those by heart. An attacker's rows "
+        "are like the former. Train fewer layers or steps, or give more harmful data."
+    )
 
 
 def rir(figures: dict[str, Any], start: dict[str, Any]) -> float:

@@ -21,6 +21,7 @@ from torch import nn
 from immunis import checkpoints
 from immunis.errors import NumericalError, SettingsError
 from immunis.features import Cut, state_digest
+from immunis.heldout import by_heart
 from immunis.journal import Journal
 from immunis.objectives.base import Objective
 from immunis.plan import Hardware, Training
@@ -136,6 +137,10 @@ def fit(
         )
         warnings.warn(notes[-1], stacklevel=2)
         best = {"step": history[-1]["step"], "model": checkpoints.model_state(run.inner)}
+    chosen = next(row for row in history if row["step"] == best["step"])
+    if judge == "probe" and (note := by_heart(chosen)):
+        notes.append(note)
+        warnings.warn(note, stacklevel=2)
     result = copy.deepcopy(cut.model)
     result.load_state_dict({plain(name): tensor for name, tensor in best["model"].items()})
     return Fit(

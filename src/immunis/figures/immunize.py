@@ -12,7 +12,13 @@ def history(record: Record, kind: str = "png") -> bytes:
     figure = canvas(9.5, 3.4)
     left, right = figure.subplots(1, 2)
     steps = [row["step"] for row in rows]
-    shown = {"primary": "primary score", "probe": "best ridge probe, harmful", "rho": "ρ, harmful"}
+    shown = {
+        "primary": "primary score",
+        "probe": "best ridge probe, harmful",
+        "probe_trained": "the same, on rows trained on",
+        "rho": "ρ, harmful, on rows trained on",
+    }
+    shown = {key: label for key, label in shown.items() if key in rows[0]}  # older records lack one
     for place, (key, label) in enumerate(shown.items()):
         look = {"color": COLOURS[place], "linestyle": LINES[place], "marker": MARKS[place]}
         left.plot(steps, [row[key] for row in rows], label=label, markersize=3.5, **look)
