@@ -64,7 +64,7 @@ def axis(values: Iterable[float], ends: tuple[float, float], kind: str) -> Axis:
     if kind == "share":
         return Axis(max(min([*known, 0.0]), -0.5), max([*known, 0.1]) * 1.02, ends)
     low, high = min(known, default=1.0), max(known, default=10.0)
-    return Axis(low, max(high, 1.1 * low), ends, kind)
+    return Axis(low, max(high, 2 * low), ends, kind)
 
 
 def style(name: str, names: Sequence[str]) -> str:
@@ -185,11 +185,13 @@ def dots(
     height = 22 * len(scores) + 34
     left = 14 + min(8.6 * max(map(len, scores), default=0), 200)  # a phone's letters are larger
     bottom = height - 24
-    x = Axis(0.0, 1.0, (left, RIGHT))
+    x = axis(
+        [*(v for row in scores.values() for v in row.values()), chance], (left, RIGHT), "share"
+    )
     parts = []
-    for tick in (0, 0.25, 0.5, 0.75, 1):
+    for tick in x.ticks():
         parts.append(Markup('<path class="grid" d="M{} 4V{}"/>').format(x(tick), bottom))
-        anchor = "end" if tick == 1 else "middle"
+        anchor = "end" if x(tick) > RIGHT - 12 else "middle"
         parts.append(_text(x(tick), height - 8, f"{100 * tick:.0f}%", anchor))
     parts.append(Markup('<path class="level" d="M{} 4V{}"/>').format(x(chance), bottom))
     for row, (attack, by_model) in enumerate(scores.items()):
