@@ -22,8 +22,11 @@ from immunis import (
     checkpoints,
     immunize,
 )
+from immunis.attacks.ridge import ridge_probe
 from immunis.features import cut
-from immunis.heldout import HeldOut, by_heart, readable
+from immunis.gram import gram_of
+from immunis.heldout import HeldOut
+from immunis.judge import RIDGES, crossed, doubts, merit, read_by_probes, ridge_answers
 from immunis.methods import METHODS, get_method
 from immunis.objectives.base import SUPERVISED, Objective, supervised_only
 from immunis.plan import Hardware, Training
@@ -216,18 +219,21 @@ def test_the_judge_is_not_fooled_by_a_network_that_learned_its_rows_by_heart():
     assert figures["probe"] == 1.0
     assert figures["rho"] == 0.0
     assert figures["probe_trained"] < 0.5
-    assert "100.0% of harmful rows that were held out" in by_heart(figures)
-    assert by_heart(figures | {"probe": figures["probe_trained"]}) is None
-    assert by_heart(figures | {"probe_trained": 0.0, "probe": figures["chance"]}) is None
+    assert "100.0% of harmful rows that were held out" in doubts(figures, figures)[0]
+    assert not doubts(figures | {"probe_held": figures["probe_trained"]}, figures)
+    hidden = figures | {"probe_trained": 0.0, "probe_held": 0.3, "probe": figures["chance"]}
+    assert not doubts(hidden, figures)
+    assert "too few rows to judge by" in doubts(figures, figures | {"probe": 0.3})[0]
 
 
 def test_a_defence_that_learned_its_sample_by_heart_says_so():
     torch.manual_seed(0)
-    inputs = torch.randn(600, 20)
+    inputs = torch.randn(2000, 300)
+    inputs[:, 4:7] *= 4
     primary = Task((inputs, inputs[:, :4].argmax(1)), name="primary")
-    harmful = Task((inputs, inputs[:, 4:9].argmax(1)), name="harmful")
-    model = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 32), nn.Linear(32, 4))
-    training = Training(steps=100, held_out=0.9, evaluate=1, tolerance=1.0)
+    harmful = Task((inputs, inputs[:, 4:7].argmax(1)), name="harmful")
+    model = nn.Sequential(nn.Linear(300, 256), nn.ReLU(), nn.Linear(256, 32), nn.Linear(32, 4))
+    training = Training(steps=100, held_out=0.85, evaluate=1, tolerance=1.0)
     cut_model = cut(model.eval(), inputs[:2], 4)
     with pytest.warns(UserWarning, match="learned those by heart"):
         result = fit(cut_model, objective("probe"), primary, harmful, training)
@@ -237,7 +243,46 @@ def test_a_defence_that_learned_its_sample_by_heart_says_so():
 @pytest.mark.parametrize("rows", [2, 3, 40])
 def test_the_judge_asks_only_probes_that_have_not_seen_the_row(rows):
     labels = torch.arange(rows)  # one row a class: who has not seen it cannot know it
-    assert readable(torch.eye(rows), labels, "classification", rows) == 0.0
+    assert crossed((torch.eye(rows), labels), "classification", rows) == 0.0
+
+
+@pytest.mark.parametrize("shape", [(50, 8), (8, 50), (1, 3), (3, 1)])
+def test_the_judges_probes_are_those_of_the_ridge_attack(shape):
+    torch.manual_seed(0)
+    z, y, new = (torch.randn(*s).double() for s in (shape, (shape[0], 2), (4, shape[1])))
+    for ridge, answers in zip(RIDGES, ridge_answers(z, y, new), strict=True):
+        weights, bias = ridge_probe(gram_of(z, y), ridge)
+        torch.testing.assert_close(answers, new @ weights + bias, rtol=1e-6, atol=1e-8)
+
+
+def test_features_that_did_not_change_are_not_called_learned_by_heart():
+    torch.manual_seed(0)
+    labels = torch.randint(20, (2000,))
+    features = 0.5 * torch.nn.functional.one_hot(labels, 20) + torch.randn(2000, 20)
+    for share in (100, 1000, 1800):
+        held, seen = (features[:share], labels[:share]), (features[share:], labels[share:])
+        figures = read_by_probes(seen, held, "classification", 20)
+        assert not any("by heart" in doubt for doubt in doubts(figures, figures))
+
+
+def test_below_chance_is_no_merit_and_the_primary_score_breaks_ties():
+    start = {"primary": 0.9, "probe": 0.8, "chance": 0.2}
+    low, lower = start | {"probe": 0.2, "primary": 0.91}, start | {"probe": 0.1}
+    assert merit(low, start, "probe", 0.01) > merit(lower, start, "probe", 0.01)
+    assert merit(start | {"primary": 0.5, "probe": 0.0}, start, "probe", 0.01)[0] == -math.inf
+
+
+def test_weights_that_break_at_an_evaluation_say_so_too(tmp_path, monkeypatch):
+    measured = HeldOut.measure
+
+    def broken(self, read):
+        if (tmp_path / "checkpoint.pt").exists():
+            return measured(self, lambda x: tuple(part * math.nan for part in read(x)))
+        return measured(self, read)
+
+    monkeypatch.setattr(HeldOut, "measure", broken)
+    with pytest.raises(NumericalError, match=r"at step 4: the features of .*checkpoint\.pt"):
+        run(folder=tmp_path)
 
 
 def test_early_stopping_keeps_the_best_and_stops_in_time():

@@ -27,7 +27,7 @@ from immunis.errors import InputError
 from immunis.files import check_stored, make_folder, write_bytes
 from immunis.processes import note_checkpoint, rank
 
-FORMAT = 3
+FORMAT = 4
 NAME = "checkpoint.pt"
 HEAD = b"immunis checkpoint, sha256 "
 _FULL = StateDictOptions(full_state_dict=True)

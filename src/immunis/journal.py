@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from immunis import checkpoints
-from immunis.heldout import merit
+from immunis.errors import NumericalError
+from immunis.judge import merit
 from immunis.processes import note_checkpoint, summed
 from immunis.runs import Run
 
@@ -35,7 +36,7 @@ class Journal:
     def __init__(self, run: Run, folder: Path | None, fingerprint: str, judge: str) -> None:
         self.run, self.folder, self.fingerprint, self.judge = run, folder, fingerprint, judge
         self.step, self.history = 0, list[dict[str, Any]]()
-        self.best: dict[str, Any] = {"step": 0, "merit": -math.inf, "model": None}
+        self.best: dict[str, Any] = {"step": 0, "merit": (-math.inf, 0.0), "model": None}
         self._written = time.monotonic()
         note_checkpoint(None)
 
@@ -62,7 +63,10 @@ class Journal:
 
     def evaluate(self, step: int) -> dict[str, Any]:
         """Measure the model, note whether it is the best so far, and write a checkpoint."""
-        figures = self.run.measure(step)
+        try:
+            figures = self.run.measure(step)
+        except NumericalError as error:
+            raise self.diverged(step, str(error)) from None
         self.history.append(figures)
         score = merit(figures, self.history[0], self.judge, self.run.training.tolerance)
         if score > self.best["merit"]:
@@ -70,6 +74,13 @@ class Journal:
             self.best = {"step": step, "merit": score, "model": model}
         self.keep(step)
         return figures
+
+    def diverged(self, step: int, what: str) -> NumericalError:
+        """The error of a run that cannot go on."""
+        kept = f" The last good checkpoint is {self.kept}." if self.kept else ""
+        return NumericalError(
+            f"training diverged at step {step}: {what}. Lower the rate, the weights or clip.{kept}"
+        )
 
     def keep(self, step: int) -> None:
         """Write a checkpoint; every process calls this."""

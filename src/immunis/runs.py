@@ -155,7 +155,7 @@ class Run:
         return [k for k, v in values.items() if k not in skipped and not math.isfinite(v)]
 
     def measure(self, step: int) -> dict[str, Any]:
-        """Figures on held-out rows, in evaluation mode and full precision."""
+        """Figures on held-out rows, in evaluation mode and full precision; the first process's."""
         self.agree()
         mode = [m for m in self._module.modules() if m.training]
         self._module.eval()
@@ -164,7 +164,7 @@ class Run:
             answers, features = self.inner(inputs)
             return answers, features[""]
 
-        figures = {"step": step, **self._held.measure(read)}
+        figures = self.fabric.broadcast({"step": step, **self._held.measure(read)})
         for m in mode:
             m.training = True
         return figures

@@ -19,10 +19,10 @@ from typing import Any
 from torch import nn
 
 from immunis import checkpoints
-from immunis.errors import NumericalError, SettingsError
+from immunis.errors import SettingsError
 from immunis.features import Cut, state_digest
-from immunis.heldout import by_heart
 from immunis.journal import Journal
+from immunis.judge import doubts
 from immunis.objectives.base import Objective
 from immunis.plan import Hardware, Training
 from immunis.prepare import plain
@@ -114,7 +114,8 @@ def fit(
     for step, batch, other in run.batches(journal.step, end):
         values = run.gradients(step, batch, other)
         if bad := run.unsound(values):
-            raise _diverged(step, bad, journal.kept)
+            terms = [name for name in bad if name != "gradient"] or ["the gradient"]
+            raise journal.diverged(step, f"{' and '.join(terms)} is not finite")
         run.optimizer.step()
         tracker.log(step, values)
         done = step + 1
@@ -137,25 +138,17 @@ def fit(
         )
         warnings.warn(notes[-1], stacklevel=2)
         best = {"step": history[-1]["step"], "model": checkpoints.model_state(run.inner)}
-    chosen = next(row for row in history if row["step"] == best["step"])
-    if judge == "probe" and (note := by_heart(chosen)):
-        notes.append(note)
-        warnings.warn(note, stacklevel=2)
+    if judge == "probe" and harmful is not None and harmful.kind == "classification":
+        chosen = next(row for row in history if row["step"] == best["step"])
+        for note in doubts(chosen, history[0]):
+            notes.append(note)
+            warnings.warn(note, stacklevel=2)
     result = copy.deepcopy(cut.model)
     result.load_state_dict({plain(name): tensor for name, tensor in best["model"].items()})
     return Fit(
         result.eval(), history, best["step"], run.engine.weights, history[-1]["step"],
         time.perf_counter() - began, [*notes, *run.engine.notes],
     )  # fmt: skip
-
-
-def _diverged(step: int, bad: list[str], kept: Path | None) -> NumericalError:
-    terms = [name for name in bad if name != "gradient"]
-    which = " and ".join(terms) or "the gradient"
-    return NumericalError(
-        f"training diverged at step {step}: {which} is not finite. Lower the rate, the weights or "
-        "clip." + (f" The last good checkpoint is {kept}." if kept else "")
-    )
 
 
 def _fingerprint(

@@ -15,8 +15,8 @@ def history(record: Record, kind: str = "png") -> bytes:
     shown = {
         "primary": "primary score",
         "probe": "best ridge probe, harmful",
-        "probe_trained": "the same, on rows trained on",
-        "rho": "ρ, harmful, on rows trained on",
+        "probe_trained": "the same of rows trained on",
+        "rho": "ρ of rows trained on",
     }
     shown = {key: label for key, label in shown.items() if key in rows[0]}  # older records lack one
     for place, (key, label) in enumerate(shown.items()):
