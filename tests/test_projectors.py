@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from immunis import regularizers as r
-from immunis.projectors import SQUARINGS, leading_projector, null_projector, trailing_projector
+from immunis.projectors import (
+    SQUARINGS,
+    TURNS,
+    leading_projector,
+    null_projector,
+    trailing_projector,
+)
 from immunis.spectrum import eigh, relative_cutoff
 
 
@@ -42,7 +48,7 @@ def test_the_bound_holds_whatever_the_gap(second):
     s = matrix([1.0, second, 0.5, 0.1])
     value, projector = leading_projector(s)
     residual = float((s @ projector - value * projector).norm())
-    assert residual <= 4 / (math.e * 2**SQUARINGS) + 1e-12
+    assert residual <= 4 / (math.e * 2 ** (TURNS * SQUARINGS)) + 1e-12
 
 
 def test_what_rounding_decides_is_left_to_eigh():

@@ -16,7 +16,7 @@ from immunis.errors import InputError
 from immunis.scale import carry, square, unit
 from immunis.spectrum import relative_cutoff
 
-SQUARINGS, LOOK = 20, 4  # at most so many; every fourth is scaled and looked at
+TURNS, SQUARINGS = 5, 4  # at most so many turns, of so many squarings each
 PURIFICATIONS = 8
 CLEAR = 10  # how far above the cut-off the smallest eigenvalue must lie
 
@@ -45,14 +45,14 @@ def leading_projector(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return carry((s * power).sum(), exponent), power
 
 
-def _squared(power: Tensor, times: int = SQUARINGS) -> Tensor:
-    """Square a matrix of trace one until it stays, at most so many times, four at once.
+def _squared(power: Tensor, turns: int = TURNS) -> Tensor:
+    """Square a matrix of trace one until it stays, four times a turn.
 
     Its largest eigenvalue is at least 1/D, and D⁻¹⁶ is far inside float64.
     """
-    for _ in range(times // LOOK):
+    for _ in range(turns):
         before = power
-        for _ in range(LOOK):
+        for _ in range(SQUARINGS):
             power = power @ power
         power = power / power.diagonal().sum()
         if bool((power - before).abs().max() <= 1e-15):
@@ -72,7 +72,7 @@ def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None
     if not bool(size > 0):
         return None
     s, share = s / size, relative_cutoff(len(s)) if share is None else share
-    largest = (s * _squared(s, LOOK)).sum()  # σ₁ to within a factor D^(1/17)
+    largest = (s * _squared(s, 1)).sum()  # σ₁ to within a factor D^(1/17)
     null = torch.diag((~s.any(1)).to(s))  # features that are always zero
     found = _lowest(s, null, largest, CLEAR * share)
     if found is None and (purified := null_projector(s, share * largest)) is not None:
