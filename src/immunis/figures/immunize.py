@@ -22,7 +22,7 @@ def history(record: Record, kind: str = "png") -> bytes:
     for place, (key, label) in enumerate(shown.items()):
         look = {"color": COLOURS[place], "linestyle": LINES[place], "marker": MARKS[place]}
         left.plot(steps, [row[key] for row in rows], label=label, markersize=3.5, **look)
-    left.set_ylabel("held-out score")
+    left.set_ylabel("score")
     left.set_ylim(bottom=min(0.0, *(row["rho"] for row in rows)))
     for place, role in enumerate(("primary", "harmful")):
         look = {"color": COLOURS[place], "linestyle": LINES[place + 1], "marker": MARKS[place]}
