@@ -124,7 +124,11 @@ def _train(rank, port, folder, name, settings):
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("probe", {"attacker_steps": 1, "depths": 2}), ("condition", {}), ("imma", {})],
+    [
+        ("probe", {"attacker_steps": 1, "depths": 2, "collapse": 0.5}),
+        ("condition", {}),
+        ("imma", {}),
+    ],
 )
 def test_two_processes_train_as_one(tmp_path, name, settings):
     _spawn(_train, str(tmp_path), name, settings)

@@ -29,6 +29,7 @@ from immunis.heldout import HeldOut
 from immunis.judge import RIDGES, crossed, doubts, merit, read_by_probes, ridge_answers
 from immunis.methods import METHODS, get_method
 from immunis.objectives.base import SUPERVISED, Objective, supervised_only
+from immunis.objectives.probe import total_variance
 from immunis.plan import Hardware, Training
 from immunis.splits import Corrupt
 from immunis.streams import Stream, held_out
@@ -135,6 +136,19 @@ def test_probe_hides_the_harmful_labels_and_keeps_the_primary_task():
     first, best = result.history[0], min(result.history[1:], key=lambda row: row["rho"])
     assert best["rho"] < first["rho"] / 2
     assert best["primary"] > 0.8
+
+
+def test_collapse_draws_harmful_features_together():
+    z = torch.randn(50, 3) + 5
+    assert torch.allclose(total_variance(z), z.double().var(0, correction=0).sum())
+    primary, harmful = tasks()
+
+    def spread(model):
+        parts = (whole(model).read(task.train.first(60))[0] for task in (harmful, primary))
+        return float(torch.stack([total_variance(part) for part in parts]).log().diff())
+
+    with_, without = (run("probe", settings={"collapse": c}).model for c in (3.0, 0.0))
+    assert spread(with_) > spread(without) + 0.2  # primary over harmful
 
 
 def test_simulated_attacker_leaves_the_parameters_where_they_were():

@@ -4,6 +4,8 @@
 invertible linear maps of the features, so no whitening or preconditioning brings it back.
 Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read.
 The primary loss and distillation to the original's logits keep the model what it was.
+Drawing harmful features together (``collapse``) carries over to rows that were not trained on:
+it asks what kind of input a row is, where hiding each row's label can be learned by heart.
 Simulated attacker steps raise ρ first, so that what is minimised is what little tuning finds.
 """
 
@@ -12,16 +14,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from immunis.features import Cut
 from immunis.lifting import fourier, standardised
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
+from immunis.processes import summed, summed_with_gradient
 from immunis.readable import rho
 from immunis.regularizers import feature_hessian, kappa
 from immunis.settings import require
 
 WIDTH = 0.5  # of the kernel that lifted features stand for, over the number of features
+LEAST = 0.01  # share of the primary features' variance below which collapse asks for no more
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Settings:
         lift: number of random nonlinear features on which ρ is taken too, with the same weight; 0
             for none. A step needs more harmful samples than that.
         lift_ridge: damping of that ρ relative to the mean eigenvalue.
+        collapse: weight of ``log(v_H/v_P + 0.01)``, v the total variance of either task's features.
         distillation: weight of the divergence from the original's logits.
         attacker_steps: simulated attacker steps before ρ is taken once more; 0 for none.
         attacker_rate: size of such a step relative to the parameters.
@@ -49,6 +55,7 @@ class Settings:
     floor: float = 1e-9
     lift: int = 0
     lift_ridge: float = 1e-3
+    collapse: float = 0.0
     distillation: float = 1.0
     attacker_steps: int = 0
     attacker_rate: float = 0.01
@@ -57,17 +64,17 @@ class Settings:
     def __post_init__(self) -> None:
         """Check the ranges."""
         floats = "weight", "ridge", "floor", "lift_ridge", "distillation", "attacker_rate"
-        for name in (*floats, "conditioning", "lift", "attacker_steps"):
+        for name in (*floats, "collapse", "conditioning", "lift", "attacker_steps"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name}={value}: need >= 0")
         require(self.depths >= 1, f"depths={self.depths}: need >= 1")
 
 
 def objective(settings: Settings, cut: Cut) -> Objective:
-    """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, three terms more.
+    """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, four terms more.
 
-    They are weight·ρ after the attacker's steps, weight·ρ of lifted features, and
-    ``conditioning·(log κ_P − log κ_H)``.
+    They are weight·ρ after the attacker's steps, weight·ρ of lifted features,
+    ``collapse·log(v_H/v_P + 0.01)`` and ``conditioning·(log κ_P − log κ_H)``.
     """
     layers = ("", *reversed(cut.stages[:-1]))[: settings.depths]
 
@@ -85,6 +92,9 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             lifted = fourier(z, settings.lift, WIDTH / z.shape[1])
             ridge = settings.lift_ridge, settings.floor
             found["rho_lifted"] = rho(lifted, view.targets, *ridge, across=True)
+        if settings.collapse:
+            harmful, primary = (total_variance(z[""]) for z in (view.harmful, view.primary))
+            found["collapse"] = (harmful / primary + LEAST).log()
         if settings.distillation:
             found["distillation"] = view.distillation
         if settings.conditioning:
@@ -100,6 +110,7 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             "rho": settings.weight,
             "rho_attacked": settings.weight,
             "rho_lifted": settings.weight,
+            "collapse": settings.collapse,
             "distillation": settings.distillation,
             "conditioning": settings.conditioning,
         },
@@ -113,3 +124,11 @@ def objective(settings: Settings, cut: Cut) -> Objective:
         teacher=settings.distillation > 0,
         judge="probe",
     )
+
+
+def total_variance(features: Tensor) -> Tensor:
+    """``mean‖z‖² − ‖mean z‖²`` over the rows of all processes, in float64."""
+    z = features.to(torch.float64)
+    count = summed(z.new_tensor(float(len(z))))
+    mean = summed_with_gradient(z.sum(0)) / count
+    return summed_with_gradient(z.square().sum()) / count - mean.square().sum()

@@ -1,0 +1,112 @@
+"""What of a defence carries over from the defender's rows to an attacker's: ρ alone, and with collapse.
+
+python benchmarks/carry_over.py [record.json] [--data FOLDER]
+
+A small network on Tiny-ImageNet-100 at 16x16 pixels, which learns 3,300 harmful images by heart as
+larger ones do; ridge probes are cross-validated among rows of one sort. Minutes on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+import warnings
+
+import torch
+from torch import nn
+
+from immunis.features import cut
+from immunis.judge import crossed
+from immunis.methods import get_method
+from immunis.objectives.base import supervised_only
+from immunis.plan import training_of
+from immunis.recipes import load_recipe
+from immunis.records import Record
+from immunis.tasks import Task
+from immunis.training import fit
+
+SIZE, SEEDS = 16, 3
+VARIANTS = {"probe": {}, "with collapse": {"collapse": 0.3}}
+HARMFUL = {"Flowers": "tiny-imagenet-flowers-resnet18", "Cars": "tiny-imagenet-cars-resnet18"}
+PRETRAINING = {"layers": ["*"], "epochs": 12, "augment": True, "evaluate": 3}
+TRAINING = {"layers": ["*"], "steps": 500, "harmful_batch": 1024, "augment": True, "evaluate": 1}
+
+
+def network(seed: int = 0) -> nn.Module:
+    """Three hidden layers, 128 features."""
+    torch.manual_seed(seed)
+    widths = (3 * SIZE * SIZE, 512, 256, 128)
+    layers = [
+        part
+        for a, b in zip(widths, widths[1:], strict=False)
+        for part in (nn.Linear(a, b), nn.ReLU())
+    ]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(widths[-1], 100)).eval()
+
+
+def read(model: nn.Module, defender: Task, attacker: Task, primary: Task) -> dict[str, float]:
+    """What probes read of as many rows of the defender's and of the attacker's; primary score."""
+    whole = cut(model, primary.train.first(2), primary.outputs)
+
+    def of(task: Task, split=None) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, labels = (split or task.train).tensors()
+        with torch.no_grad():
+            return whole.read(inputs)[0], task.positions(labels)
+
+    with torch.no_grad():
+        inputs, labels = primary.test.tensors()
+        right = model(inputs).argmax(1) == primary.positions(labels)
+    return {
+        "own": crossed(of(defender), "classification", defender.outputs),
+        "attacker": crossed(of(attacker), "classification", attacker.outputs),
+        "primary": float(right.double().mean()),
+    }
+
+
+def main() -> None:
+    """Run, print, and save a record if a path is given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", nargs="?")
+    parser.add_argument("--data")
+    given = parser.parse_args()
+    began, figures = time.perf_counter(), {}
+    warnings.simplefilter("ignore")  # what they say is measured here
+    probe, start = get_method("probe"), None
+    for name, recipe in HARMFUL.items():
+        loaded = load_recipe(recipe)
+        data = {**loaded.data, "size": SIZE}
+        tasks = dataclasses.replace(loaded, data=data).tasks(given.data)
+        primary, samples = tasks.primary, (tasks.harmful, tasks.attacker, tasks.primary)
+        if start is None:
+            whole = cut(network(), primary.train.first(2), primary.outputs)
+            start = fit(whole, supervised_only(), primary, None, training_of(PRETRAINING)).model
+        whole = cut(start, primary.train.first(2), primary.outputs)
+        found = {"untrained": [read(network(1), *samples)], "original": [read(start, *samples)]}
+        for label, settings in VARIANTS.items():
+            objective = probe.objective(probe.configure(settings, network=True), whole)
+            found[label] = [
+                read(
+                    fit(
+                        whole, objective, primary, tasks.harmful, training_of(TRAINING), seed=s
+                    ).model,
+                    *samples,
+                )
+                for s in range(SEEDS)
+            ]
+        figures[name] = found
+        for label, rows in found.items():
+            means = {k: round(statistics.mean(r[k] for r in rows), 4) for k in rows[0]}
+            print(name, label, means, flush=True)
+    record = Record(
+        kind="bench", name="what carries over to an attacker's rows", figures={"samples": figures},
+        settings={"pretraining": PRETRAINING, "training": TRAINING, "variants": VARIANTS},
+        data={}, seed=0, seconds=time.perf_counter() - began,
+    )  # fmt: skip
+    if given.record:
+        print("written:", record.save(given.record))
+
+
+if __name__ == "__main__":
+    main()
