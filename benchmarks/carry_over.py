@@ -1,4 +1,4 @@
-"""What of a defence carries over from the defender's rows to an attacker's: ρ alone, and with collapse.
+"""What of a defence carries over to an attacker's rows: ρ alone, and with collapse.
 
 python benchmarks/carry_over.py [record.json] [--data FOLDER]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import statistics
 import time
 import warnings
@@ -38,11 +39,7 @@ def network(seed: int = 0) -> nn.Module:
     """Three hidden layers, 128 features."""
     torch.manual_seed(seed)
     widths = (3 * SIZE * SIZE, 512, 256, 128)
-    layers = [
-        part
-        for a, b in zip(widths, widths[1:], strict=False)
-        for part in (nn.Linear(a, b), nn.ReLU())
-    ]
+    layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(nn.Flatten(), *layers, nn.Linear(widths[-1], 100)).eval()
 
 
@@ -86,15 +83,11 @@ def main() -> None:
         found = {"untrained": [read(network(1), *samples)], "original": [read(start, *samples)]}
         for label, settings in VARIANTS.items():
             objective = probe.objective(probe.configure(settings, network=True), whole)
-            found[label] = [
-                read(
-                    fit(
-                        whole, objective, primary, tasks.harmful, training_of(TRAINING), seed=s
-                    ).model,
-                    *samples,
-                )
-                for s in range(SEEDS)
-            ]
+            found[label] = []
+            for seed in range(SEEDS):
+                how = training_of(TRAINING)
+                result = fit(whole, objective, primary, tasks.harmful, how, seed=seed)
+                found[label].append(read(result.model, *samples))
         figures[name] = found
         for label, rows in found.items():
             means = {k: round(statistics.mean(r[k] for r in rows), 4) for k in rows[0]}

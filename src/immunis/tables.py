@@ -268,6 +268,17 @@ def step_table(record: Record) -> Table:
     return Table(record.name, ["step", "ms without", "ms with", "ratio", "at most"], rows)
 
 
+def carry_over_table(record: Record) -> Table:
+    """What probes read of the defender's rows and of an attacker's, by sample and model."""
+    rows = []
+    for sample, models in record.figures["samples"].items():
+        for model, found in models.items():
+            means = [sum(row[key] for row in found) / len(found) for key in found[0]]
+            rows.append([sample, model, *(percent(mean) for mean in means)])
+    head = ["sample", "model", "defender's rows %", "attacker's rows %", "primary %"]
+    return Table(record.name, head, rows)
+
+
 def time_table(record: Record) -> Table:
     """Where the time of an audit went, longest first."""
     f = record.figures

@@ -4,8 +4,8 @@
 invertible linear maps of the features, so no whitening or preconditioning brings it back.
 Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read.
 The primary loss and distillation to the original's logits keep the model what it was.
-Drawing harmful features together (``collapse``) carries over to rows that were not trained on:
-it asks what kind of input a row is, where hiding each row's label can be learned by heart.
+Drawing harmful features together (``collapse``) carries over to rows that were not trained on: it
+asks what kind of input a row is, where hiding each row's label can be learned by heart.
 Simulated attacker steps raise ρ first, so that what is minimised is what little tuning finds.
 """
 
