@@ -21,6 +21,7 @@ from torch import nn
 from immunis.features import cut
 from immunis.judge import crossed
 from immunis.methods import get_method
+from immunis.metrics import score
 from immunis.objectives.base import supervised_only
 from immunis.plan import training_of
 from immunis.recipes import load_recipe
@@ -44,21 +45,18 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def read(model: nn.Module, defender: Task, attacker: Task, primary: Task) -> dict[str, float]:
-    """What probes read of as many rows of the defender's and of the attacker's; primary score."""
+    """What probes read of the defender's rows and of the attacker's; primary score."""
     whole = cut(model, primary.train.first(2), primary.outputs)
 
-    def of(task: Task, split=None) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, labels = (split or task.train).tensors()
+    def of(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, labels = task.train.tensors()
         with torch.no_grad():
             return whole.read(inputs)[0], task.positions(labels)
 
-    with torch.no_grad():
-        inputs, labels = primary.test.tensors()
-        right = model(inputs).argmax(1) == primary.positions(labels)
     return {
         "own": crossed(of(defender), "classification", defender.outputs),
         "attacker": crossed(of(attacker), "classification", attacker.outputs),
-        "primary": float(right.double().mean()),
+        "primary": score(model, primary),
     }
 
 

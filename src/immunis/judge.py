@@ -15,6 +15,7 @@ from torch import Tensor
 
 from immunis.attacks.base import encode, score
 from immunis.spectrum import eigh
+from immunis.streams import spread
 
 RIDGES, FOLDS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6), 5
 Labelled = tuple[Tensor, Tensor]
@@ -71,7 +72,7 @@ def read_by_probes(seen: Labelled, held: Labelled, kind: str, outputs: int) -> d
     count = min(len(seen[0]), len(held[0]))
 
     def some(rows: Labelled) -> Labelled:
-        chosen = torch.linspace(0, len(rows[0]) - 1, count).round().long()
+        chosen = spread(torch.arange(len(rows[0])), count)
         return rows[0][chosen], rows[1][chosen]
 
     own = crossed(held, kind, outputs)
