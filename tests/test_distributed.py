@@ -14,6 +14,7 @@ from deep import small_net, tasks
 from immunis.features import cut
 from immunis.lifting import fourier, standardised
 from immunis.methods import get_method
+from immunis.objectives.probe import total_variance
 from immunis.plan import Hardware, Training
 from immunis.processes import leave
 from immunis.readable import rho
@@ -32,6 +33,7 @@ REGULARIZERS = {
     "r_ill": lambda z, y: r_ill(feature_hessian(z, across=True)),
     "rho": lambda z, y: rho(z, y, across=True),
     "lifted": lambda z, y: rho(lifted(z), y, across=True),
+    "collapse": lambda z, y: total_variance(z).log(),
 }
 
 
