@@ -127,7 +127,7 @@ def _train(rank, port, folder, name, settings):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("probe", {"attacker_steps": 1, "depths": 2, "collapse": 0.5}),
+        ("probe", {"attacker_steps": 1, "depths": 2, "collapse": 0.5, "keep": 0.5}),
         ("condition", {}),
         ("imma", {}),
     ],

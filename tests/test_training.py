@@ -6,6 +6,7 @@ import math
 import shutil
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from immunis.heldout import HeldOut
 from immunis.judge import RIDGES, crossed, doubts, merit, read_by_probes, ridge_answers
 from immunis.methods import METHODS, get_method
 from immunis.objectives.base import SUPERVISED, Objective, supervised_only
-from immunis.objectives.probe import total_variance
+from immunis.objectives.probe import moved, total_variance
 from immunis.plan import Hardware, Training
 from immunis.splits import Corrupt
 from immunis.streams import Stream, held_out
@@ -149,6 +150,22 @@ def test_collapse_draws_harmful_features_together():
 
     with_, without = (run("probe", settings={"collapse": c}).model for c in (3.0, 0.0))
     assert spread(with_) > spread(without) + 0.2  # primary over harmful
+
+
+def test_keep_holds_the_primary_features_where_they_were():
+    primary, _ = tasks()
+    start, inputs = whole(), primary.train.first(60)
+
+    def distance(model):
+        before, after = (part.read(inputs)[0] for part in (start, whole(model)))
+        view = SimpleNamespace(primary={"": after}, teacher=(None, before))
+        expected = (after - before).square().sum() / (before - before.mean(0)).square().sum()
+        assert torch.allclose(moved(view), expected)
+        return float(expected)
+
+    kept, free = (run("probe", settings={"keep": k}).model for k in (10.0, 0.0))
+    assert distance(start.model) == 0
+    assert 0 < distance(kept) < distance(free) / 2
 
 
 def test_simulated_attacker_leaves_the_parameters_where_they_were():

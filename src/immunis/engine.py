@@ -34,7 +34,7 @@ class Engine:
         objective: the loss.
         body: the extractor's trained parameters, which a simulated attacker moves.
         encode: harmful labels to a float64 matrix.
-        teacher: gives the original's answers.
+        teacher: gives the original's answers and features.
         head: a harmful head that follows the features.
         smoothing: label smoothing.
         classify: whether harmful labels are classes.
@@ -51,7 +51,7 @@ class Engine:
         body: list[nn.Parameter],
         encode: Callable[[Tensor], Tensor],
         *,
-        teacher: Callable[[Tensor], Tensor] | None = None,
+        teacher: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
         head: nn.Linear | None = None,
         smoothing: float = 0.0,
         classify: bool = True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import warnings
@@ -17,7 +16,6 @@ from immunis.errors import InputError, RankWarning
 from immunis.features import Cut
 from immunis.heldout import HeldOut
 from immunis.objectives.base import Objective
-from immunis.outputs import fitting, logits_of
 from immunis.plan import Hardware, Training
 from immunis.prepare import check_head, encoder_of, groups_of, optimizer_of, set_mode, trainable
 from immunis.processes import summed, world
@@ -83,7 +81,7 @@ class Run:
             self.head = head.to(self.fabric.device).requires_grad_(False)
         self.engine = Engine(
             self.fabric, self._module, objective, groups[0]["params"], encoder_of(harmful),
-            teacher=self._teacher(cut.model) if objective.teacher else None, head=self.head,
+            teacher=self._teacher(cut) if objective.teacher else None, head=self.head,
             smoothing=training.label_smoothing,
             classify=harmful is not None and harmful.kind == "classification",
             accumulate=training.accumulate, joint=training.batchnorm == "freeze",
@@ -107,14 +105,18 @@ class Run:
             self._primary.epoch, self._harmful.epoch if self._harmful else 0
         )
 
-    def _teacher(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
-        """The original's answers, without gradient."""
+    def _teacher(self, cut: Cut) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """The original's answers and features, without gradient."""
         fabric = self.fabric  # not the run itself, which would then outlive its use
-        frozen = copy.deepcopy(model).to(fabric.device).eval().requires_grad_(False)
+        frozen = cut.copy()
+        frozen.model.to(fabric.device).eval().requires_grad_(False)
 
-        def answers(inputs: Tensor) -> Tensor:
+        def answers(inputs: Tensor) -> tuple[Tensor, Tensor]:
+            tapped = Tapped(frozen)
             with torch.no_grad(), fabric.autocast():
-                return logits_of(frozen(fitting(frozen, inputs))).float()
+                logits, features = tapped(inputs)
+            tapped.close()  # hooks that stay would keep the copy alive
+            return logits.float(), features[""].float()
 
         return answers
 

@@ -30,7 +30,8 @@ class View:
         primary: pooled features of the primary batch by layer; ``""`` is where the head reads.
         harmful: pooled features of the harmful batch by layer.
         targets: harmful labels as a float64 matrix (n_H, C_H), one-hot for classes.
-        teacher: the original model's answers to the primary batch, if the objective asks.
+        teacher: the original model's answers to the primary batch, and its features of it, if
+            the objective asks.
         head: a harmful head that follows the features, if the objective asks.
         smoothing: label smoothing of the primary loss.
         classify: whether harmful labels are classes.
@@ -41,7 +42,7 @@ class View:
     primary: Mapping[str, Tensor]
     harmful: Mapping[str, Tensor]
     targets: Tensor
-    teacher: Tensor | None = None
+    teacher: tuple[Tensor, Tensor] | None = None
     head: nn.Linear | None = None
     smoothing: float = 0.0
     classify: bool = True
@@ -60,10 +61,10 @@ class View:
         """``KL(teacher ‖ model)`` on the primary batch; squared distance for regression."""
         assert self.teacher is not None
         if self.labels.is_floating_point():
-            return functional.mse_loss(self.logits, self.teacher)
+            return functional.mse_loss(self.logits, self.teacher[0])
         return functional.kl_div(
             self.logits.float().log_softmax(1),
-            self.teacher.float().log_softmax(1),
+            self.teacher[0].float().log_softmax(1),
             reduction="batchmean",
             log_target=True,
         )
@@ -109,7 +110,7 @@ class Objective:
         attacker: who that is.
         layers: where features are wanted; ``""`` is where the head reads.
         multiples: factors on balanced weights.
-        teacher: whether the original model's logits are wanted.
+        teacher: whether the original model's answers and features are wanted.
         head: whether a harmful head that follows the features is wanted.
         judge: what early stopping asks of the harmful task: a high κ against the primary
             one (``"rir"``), or little that a probe can read (``"probe"``).

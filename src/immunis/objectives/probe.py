@@ -3,7 +3,8 @@
 ρ is the share of the harmful labels' variance that a ridge probe explains; it is invariant to
 invertible linear maps of the features, so no whitening or preconditioning brings it back.
 Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read.
-The primary loss and distillation to the original's logits keep the model what it was.
+The primary loss and distillation to the original's logits keep the model what it was, and
+``keep`` its primary features too, with which other harmless tasks and κ(H_P) stay as they were.
 Drawing harmful features together (``collapse``) carries over to rows that were not trained on: it
 asks what kind of input a row is, where hiding each row's label can be learned by heart.
 Simulated attacker steps raise ρ first, so that what is minimised is what little tuning finds.
@@ -44,6 +45,8 @@ class Settings:
         lift_ridge: damping of that ρ relative to the mean eigenvalue.
         collapse: weight of ``log(v_H/v_P + 0.01)``, v the total variance of either task's features.
         distillation: weight of the divergence from the original's logits.
+        keep: weight of ``mean‖z − z⁰‖²/v⁰`` over the primary batch, z⁰ the original's features
+            and v⁰ their total variance.
         attacker_steps: simulated attacker steps before ρ is taken once more; 0 for none.
         attacker_rate: size of such a step relative to the parameters.
         conditioning: weight of ``log κ(H_P) − log κ(H_H)``, which raises RIR as well.
@@ -57,6 +60,7 @@ class Settings:
     lift_ridge: float = 1e-3
     collapse: float = 0.0
     distillation: float = 1.0
+    keep: float = 0.0
     attacker_steps: int = 0
     attacker_rate: float = 0.01
     conditioning: float = 0.0
@@ -64,17 +68,18 @@ class Settings:
     def __post_init__(self) -> None:
         """Check the ranges."""
         floats = "weight", "ridge", "floor", "lift_ridge", "distillation", "attacker_rate"
-        for name in (*floats, "collapse", "conditioning", "lift", "attacker_steps"):
+        for name in (*floats, "collapse", "keep", "conditioning", "lift", "attacker_steps"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name}={value}: need >= 0")
         require(self.depths >= 1, f"depths={self.depths}: need >= 1")
 
 
 def objective(settings: Settings, cut: Cut) -> Objective:
-    """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, four terms more.
+    """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, five terms more.
 
     They are weight·ρ after the attacker's steps, weight·ρ of lifted features,
-    ``collapse·log(v_H/v_P + 0.01)`` and ``conditioning·(log κ_P − log κ_H)``.
+    ``collapse·log(v_H/v_P + 0.01)``, ``keep·mean‖z_P − z_P⁰‖²/v_P⁰`` and
+    ``conditioning·(log κ_P − log κ_H)``.
     """
     layers = ("", *reversed(cut.stages[:-1]))[: settings.depths]
 
@@ -97,6 +102,8 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             found["collapse"] = (harmful / primary + LEAST).log()
         if settings.distillation:
             found["distillation"] = view.distillation
+        if settings.keep:
+            found["keep"] = moved(view)
         if settings.conditioning:
             hessians = (feature_hessian(z[""], across=True) for z in (view.primary, view.harmful))
             log_kappas = [kappa(hessian).log() for hessian in hessians]
@@ -112,6 +119,7 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             "rho_lifted": settings.weight,
             "collapse": settings.collapse,
             "distillation": settings.distillation,
+            "keep": settings.keep,
             "conditioning": settings.conditioning,
         },
         after=(lambda view: {"rho_attacked": readable(view)}) if attacked else (lambda view: {}),
@@ -121,9 +129,17 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             else None
         ),
         layers=layers,
-        teacher=settings.distillation > 0,
+        teacher=settings.distillation > 0 or settings.keep > 0,
         judge="probe",
     )
+
+
+def moved(view: View) -> Tensor:
+    """``mean‖z − z⁰‖²/v⁰``: how far primary features are from the original's, z⁰."""
+    assert view.teacher is not None
+    before = view.teacher[1]
+    distance = (view.primary[""].float() - before).square().sum(1).mean()
+    return distance / total_variance(before).to(distance).clamp(min=torch.finfo().tiny)
 
 
 def total_variance(features: Tensor) -> Tensor:
