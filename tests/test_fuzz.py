@@ -178,7 +178,7 @@ def bare_matrices(i: Inputs):
 
 
 @checks("spectrum.eigh", "projectors.leading_projector", "projectors.trailing_projector",
-        "projectors.leading", "projectors.trailing", "projectors.null_projector")  # fmt: skip
+        "projectors.null_projector")  # fmt: skip
 def both_projectors(i: Inputs):
     s = i.square().to(F)
     values, vectors = spectrum.eigh(s)
@@ -707,7 +707,7 @@ def verdicts(i: Inputs):
 
 
 @checks("scale.unit", "scale.carry", "scale.answer", "scale.exponent_of", "scale.real",
-        "scale.square", "scale.check_range")  # fmt: skip
+        "scale.square")  # fmt: skip
 def scaling(i: Inputs):
     x = scale.real(i.x)
     values, exponent = scale.unit(x)

@@ -283,7 +283,7 @@ def test_rho_of_nan_features_is_a_numerical_error():
 
 def test_the_accelerators_path_agrees_with_the_decomposition():
     from immunis import regularizers as r
-    from immunis.projectors import leading, leading_projector, trailing, trailing_projector
+    from immunis.projectors import leading_projector, trailing_projector
 
     z = torch.randn(90, 12, dtype=torch.float64) * torch.logspace(0, -3, 12, dtype=torch.float64)
     s = r.feature_hessian(z)
@@ -299,6 +299,3 @@ def test_the_accelerators_path_agrees_with_the_decomposition():
     value, gradient = r._ill_of(eye, *trailing_projector(eye))
     assert float(value) == float("inf")
     assert not gradient.any()
-    for no_gram in (0 * eye, -eye):  # told apart at the end, when the answer is fetched
-        assert leading(no_gram)[0].isnan()
-        assert trailing(no_gram, 1e-12) is None

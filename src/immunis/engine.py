@@ -143,9 +143,7 @@ class Engine:
 
         def loss_of(view: View) -> Tensor:
             terms = {name: term for name, term in terms_of(view).items() if weights.get(name, 0.0)}
-            if terms:  # one wait for all of them
-                found = torch.stack([term.detach().double() for term in terms.values()]).tolist()
-                values.update(zip(terms, found, strict=True))
+            values.update({name: float(term.detach()) for name, term in terms.items()})
             total = 0.0 * view.logits.sum()  # every parameter takes part, as DDP expects
             for name, term in terms.items():
                 total = total + weights[name] * term.to(total)

@@ -9,7 +9,6 @@ to ``linear_hessian(θ, K)``, for a batch of features to ``feature_hessian(Z)``.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,8 @@ from torch.autograd.function import once_differentiable
 from immunis.errors import InputError, NumericalError
 from immunis.gram import symmetric
 from immunis.processes import summed_with_gradient, world
-from immunis.projectors import End, leading, trailing
-from immunis.scale import carry, check_range, real, unit
+from immunis.projectors import End, leading_projector, trailing_projector
+from immunis.scale import answer, real, unit
 from immunis.spectrum import eigh, relative_cutoff
 
 
@@ -120,20 +119,17 @@ def _ill_of(matrix: Tensor, smallest: Tensor, bottom: Tensor, k: int) -> tuple[T
     size = matrix.detach().to(torch.float64).diagonal().sum()
     s, low = matrix.detach().to(torch.float64) / size, smallest / size
     gap = (s.square().sum() / k - low**2) / 2
+    if float(gap) < 10 * relative_cutoff(k) * float(low**2):
+        return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
     gradient = (low * bottom - s / k) / gap**2 / size**3
-    flat = gap < 10 * relative_cutoff(k) * low**2
-    value, gradient = (
-        torch.where(flat, other, found)
-        for found, other in ((1 / gap / size**2, math.inf), (gradient, 0.0))
-    )
-    return value.to(matrix), gradient.to(matrix)
+    return (1 / gap / size**2).to(matrix), gradient.to(matrix)
 
 
 def _lower(matrix: Tensor, rank: int | None, dtype: torch.dtype) -> End | None:
     """The lower end on an accelerator; None where ``eigh`` has to find it."""
     if not matrix.is_cuda:
         return None
-    end = trailing(matrix, relative_cutoff(len(matrix), dtype=dtype))
+    end = trailing_projector(matrix, relative_cutoff(len(matrix), dtype=dtype))
     return end if end is not None and rank in (None, end.rank) else None
 
 
@@ -174,27 +170,20 @@ def _homogeneous(
     An infinite value (R_ill at κ = 1) is handed on as it is.
     """
     s, exponent = unit(matrix)
-    if s.is_cuda and not exponent and not bool(s.any()):
-        s = s.cpu()  # no projectors of zero
-    meant = formula(s, matrix.dtype)
+    value, gradient = formula(s, matrix.dtype)
     powers = degree * exponent, (degree - 1) * exponent
-    found = [carry(x, power).to(matrix.dtype) for x, power in zip(meant, powers, strict=True)]
-    sizes = torch.stack([x.abs().max().double() for x in (*meant, *found)])
-    value, gradient, held, held_gradient = sizes.tolist()  # one wait for all of them
-    if math.isnan(value):
-        raise InputError("the trace is not positive: no Gram matrix.")
-    if not math.isinf(value):
-        check_range(held, value, matrix.dtype, what)
-    check_range(held_gradient, gradient, matrix.dtype, f"the gradient of {what}")
-    return found[0].to(matrix), found[1].to(matrix)
+    if not bool(torch.isinf(value)):
+        value = answer(value, powers[0], matrix.dtype, what)
+    gradient = answer(gradient, powers[1], matrix.dtype, f"the gradient of {what}")
+    return value.to(matrix), gradient.to(matrix)
 
 
 def _well(matrix: Tensor) -> Pair:
     def formula(s: Tensor, dtype: torch.dtype) -> Pair:
-        if s.is_cuda:
-            return _well_of(s, *leading(s))
         if not bool(s.any()):
             return s.new_zeros(()), torch.zeros_like(s)
+        if s.is_cuda:
+            return _well_of(s, *leading_projector(s))
         p = min(s.shape)
         u, sigma, v = _singular(s, p)  # rank plays no part
         gaps = (sigma[0] - sigma) * (sigma[0] + sigma)  # sums of these do not cancel
@@ -260,7 +249,7 @@ def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
 def _kappa(matrix: Tensor, rank: int | None) -> Pair:
     def formula(s: Tensor, dtype: torch.dtype) -> Pair:
         if (end := _lower(s, rank, dtype)) is not None:
-            return _kappa_of(s, *leading(s), end.smallest, end.bottom)
+            return _kappa_of(s, *leading_projector(s), end.smallest, end.bottom)
         u, sigma, v = _singular(s, rank, dtype)
         if not len(sigma) or not bool(sigma[-1] > 0):
             raise InputError("the matrix is zero, so its condition number is undefined.")

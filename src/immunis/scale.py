@@ -62,16 +62,8 @@ def answer(values: Tensor, exponent: int, dtype: torch.dtype, what: str) -> Tens
             smallest normal number of the dtype.
     """
     found = carry(values, exponent).to(dtype)
-    if found.numel():
-        size = float(found.abs().max())
-        check_range(size, size or float(values.abs().max()), dtype, what)
-    return found
-
-
-def check_range(size: float, meant: float, dtype: torch.dtype, what: str) -> None:
-    """Refuse values of that size, meant to be of another, which their dtype cannot hold."""
-    limits = torch.finfo(dtype)
-    if not size <= limits.max or (size < limits.tiny and meant > 0):
+    limits, size = torch.finfo(dtype), float(found.abs().max()) if found.numel() else 0.0
+    if not size <= limits.max or (size < limits.tiny and bool(values.any())):
         fault = "too small" if size <= limits.max else "too large"
         raise NumericalError(
             f"{what} is {fault} for {dtype}, which holds "
@@ -79,6 +71,7 @@ def check_range(size: float, meant: float, dtype: torch.dtype, what: str) -> Non
             f"{', or pass it in float64' if dtype != torch.float64 else ''}; in training, lower "
             "the step size."
         )
+    return found
 
 
 def real(matrix: Tensor | np.ndarray) -> Tensor:
