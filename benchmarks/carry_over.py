@@ -1,4 +1,4 @@
-"""What of a defence carries over to an attacker's rows: ρ alone, and with collapse.
+"""What of a defence carries over to an attacker's rows: ρ alone, with collapse, and with keep.
 
 python benchmarks/carry_over.py [record.json] [--data FOLDER]
 
@@ -30,7 +30,11 @@ from immunis.tasks import Task
 from immunis.training import fit
 
 SIZE, SEEDS = 16, 3
-VARIANTS = {"probe": {}, "with collapse": {"collapse": 0.3}}
+VARIANTS = {
+    "probe": {},
+    "with collapse": {"collapse": 0.3},
+    "with collapse and keep": {"collapse": 0.3, "keep": 1.0},
+}
 HARMFUL = {"Flowers": "tiny-imagenet-flowers-resnet18", "Cars": "tiny-imagenet-cars-resnet18"}
 PRETRAINING = {"layers": ["*"], "epochs": 12, "augment": True, "evaluate": 3}
 TRAINING = {"layers": ["*"], "steps": 500, "harmful_batch": 1024, "augment": True, "evaluate": 1}

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from conftest import make_task
@@ -22,6 +23,7 @@ from immunis.attacks.base import (
     count_flops,
     score,
 )
+from immunis.attacks.logistic import logistic
 from immunis.attacks.ridge import ridge_probe
 from immunis.attacks.search import grid, search
 from immunis.features import cut
@@ -211,6 +213,18 @@ def test_full_erasure_holds_every_linear_probe_at_chance_on_the_training_distrib
     object.__setattr__(arena, "rows", (np.arange(600), np.arange(600)))
     outcome = search(ATTACKS[name], arena)
     assert max(p.test for p in outcome.points) < 0.45, name  # chance is 1/3
+
+
+@pytest.mark.parametrize("c", [0.01, 1.0, 100.0])
+def test_logistic_regression_is_scikit_learns(c):
+    x, y = separable(200, 0)
+    z, y = torch.from_numpy(x).to(F), torch.from_numpy(y)
+    z = z + torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=F)
+    model = LogisticRegression(C=c, max_iter=200).fit(z.numpy(), y.numpy())
+    weights, bias, steps = logistic(z, y, c, 200)
+    assert np.allclose(weights.numpy(), model.coef_, rtol=1e-6, atol=1e-9)
+    assert np.allclose(bias.numpy(), model.intercept_, rtol=1e-6, atol=1e-9)
+    assert steps == model.n_iter_[0]
 
 
 @pytest.mark.parametrize("name", ATTACKS)

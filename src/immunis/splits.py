@@ -8,8 +8,10 @@ half-precision floats are widened without loss where they are used.
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from immunis.errors import InputError
 
 Batch = tuple[Tensor, Tensor]
+HASHED = 1 << 18  # numbers that a thread hashes at a time
 MOST_CORRUPT = 0.01  # share of unreadable samples above which a data set is refused
 _WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _REAL = (
@@ -220,7 +223,7 @@ class Split:
         if self._fingerprint is not None:
             return self._fingerprint
         total, count = 0, 0
-        for inputs, labels in self.batches():
+        for inputs, labels in self.batches(512):
             flat = inputs.detach().cpu().to(torch.float64).flatten(1)
             targets = labels.detach().cpu().to(torch.float64).reshape(len(labels), -1)
             for value in hash_rows(torch.cat([flat, targets], dim=1)):
@@ -236,9 +239,16 @@ def hash_rows(rows: Tensor) -> Iterator[int]:
 
     The same numbers hash alike whatever the dtype that carried them, -0.0 and 0.0 too.
     """
-    values = rows.detach().cpu().to(torch.float64).flatten(1).add(0.0).numpy()
-    for row in np.ascontiguousarray(values):
-        yield int.from_bytes(hashlib.blake2b(row.data, digest_size=16).digest())
+    flat = rows.detach().cpu().flatten(1)
+
+    def hashes(part: Tensor) -> list[int]:
+        values = np.ascontiguousarray(part.to(torch.float64).add(0.0).numpy())
+        found = (hashlib.blake2b(row.data, digest_size=16).digest() for row in values)
+        return [int.from_bytes(digest) for digest in found]
+
+    with ThreadPoolExecutor() as pool:  # hashing long rows leaves other threads alone
+        for part in pool.map(hashes, flat.split(max(1, HASHED // max(1, flat.shape[1])))):
+            yield from part
 
 
 def as_tensor(values: Any, where: str) -> Tensor:
@@ -290,7 +300,7 @@ def _check_batch(inputs: Tensor, labels: Tensor, where: str) -> None:
         )
     if inputs[:1].numel() == 0 and len(inputs):
         raise InputError(f"{where}: inputs have shape {tuple(inputs.shape)}: no features.")
-    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+    if inputs.is_floating_point() and inputs.numel() and not _finite(inputs):
         bad = int((~torch.isfinite(inputs)).sum())
         raise InputError(
             f"{where}: {bad} NaN or infinite input value(s); drop those rows or fill them first."
@@ -314,6 +324,11 @@ def _check_batch(inputs: Tensor, labels: Tensor, where: str) -> None:
                 f"{where}: class label {int(labels.min())} is negative; class indices start "
                 "at 0. Drop ignored samples and renumber."
             )
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether all are; in one pass, without a copy."""
+    return all(math.isfinite(end) for end in torch.aminmax(values))
 
 
 def epsilon_of(dtype: torch.dtype) -> float:
