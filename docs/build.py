@@ -46,6 +46,8 @@ TABLES = {
     "audit-tiny-imagenet-flowers-resnet18-brief": brief_table,
     "audit-tiny-imagenet-cars-resnet18-tuning": audit_table,
     "audit-tiny-imagenet-cars-resnet18-tuning-models": models_table,
+    "audit-tiny-imagenet-cars-resnet18-kept": audit_table,
+    "audit-tiny-imagenet-cars-resnet18-kept-models": models_table,
     "audit-tiny-imagenet-flowers-vit": audit_table,
     "audit-tiny-imagenet-flowers-vit-models": models_table,
     "audit-tiny-imagenet-flowers-vit-worst": worst_case_table,

@@ -23,7 +23,6 @@ from immunis.lifting import fourier, standardised
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
 from immunis.processes import summed, summed_with_gradient
 from immunis.readable import rho
-from immunis.regularizers import feature_hessian, kappa
 from immunis.settings import require
 
 WIDTH = 0.5  # of the kernel that lifted features stand for, over the number of features
@@ -49,7 +48,6 @@ class Settings:
             and v⁰ their total variance.
         attacker_steps: simulated attacker steps before ρ is taken once more; 0 for none.
         attacker_rate: size of such a step relative to the parameters.
-        conditioning: weight of ``log κ(H_P) − log κ(H_H)``, which raises RIR as well.
     """
 
     weight: float = 10.0
@@ -63,23 +61,21 @@ class Settings:
     keep: float = 0.0
     attacker_steps: int = 0
     attacker_rate: float = 0.01
-    conditioning: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         floats = "weight", "ridge", "floor", "lift_ridge", "distillation", "attacker_rate"
-        for name in (*floats, "collapse", "keep", "conditioning", "lift", "attacker_steps"):
+        for name in (*floats, "collapse", "keep", "lift", "attacker_steps"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name}={value}: need >= 0")
         require(self.depths >= 1, f"depths={self.depths}: need >= 1")
 
 
 def objective(settings: Settings, cut: Cut) -> Objective:
-    """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, five terms more.
+    """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, four terms more.
 
     They are weight·ρ after the attacker's steps, weight·ρ of lifted features,
-    ``collapse·log(v_H/v_P + 0.01)``, ``keep·mean‖z_P − z_P⁰‖²/v_P⁰`` and
-    ``conditioning·(log κ_P − log κ_H)``.
+    ``collapse·log(v_H/v_P + 0.01)`` and ``keep·mean‖z_P − z_P⁰‖²/v_P⁰``.
     """
     layers = ("", *reversed(cut.stages[:-1]))[: settings.depths]
 
@@ -104,10 +100,6 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             found["distillation"] = view.distillation
         if settings.keep:
             found["keep"] = moved(view)
-        if settings.conditioning:
-            hessians = (feature_hessian(z[""], across=True) for z in (view.primary, view.harmful))
-            log_kappas = [kappa(hessian).log() for hessian in hessians]
-            found["conditioning"] = log_kappas[0] - log_kappas[1]
         return found
 
     attacked = settings.attacker_steps > 0
@@ -120,7 +112,6 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             "collapse": settings.collapse,
             "distillation": settings.distillation,
             "keep": settings.keep,
-            "conditioning": settings.conditioning,
         },
         after=(lambda view: {"rho_attacked": readable(view)}) if attacked else (lambda view: {}),
         attacker=(
