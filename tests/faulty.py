@@ -30,7 +30,7 @@ from immunis.training import fit
 
 for name in ("card", "defend", "export", "lineup", "recipes", "tables", "training"):
     importlib.import_module(f"immunis.{name}")  # the commands import them late
-for name in ("lightning.fabric", "sklearn.linear_model", "torch.utils.tensorboard"):
+for name in ("lightning.fabric", "scipy.optimize", "torch.utils.tensorboard"):
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
 torch.set_num_threads(1)

@@ -215,16 +215,42 @@ def test_full_erasure_holds_every_linear_probe_at_chance_on_the_training_distrib
     assert max(p.test for p in outcome.points) < 0.45, name  # chance is 1/3
 
 
+@pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("c", [0.01, 1.0, 100.0])
-def test_logistic_regression_is_scikit_learns(c):
-    x, y = separable(200, 0)
-    z, y = torch.from_numpy(x).to(F), torch.from_numpy(y)
-    z = z + torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=F)
-    model = LogisticRegression(C=c, max_iter=200).fit(z.numpy(), y.numpy())
-    weights, bias, steps = logistic(z, y, c, 200)
-    assert np.allclose(weights.numpy(), model.coef_, rtol=1e-6, atol=1e-9)
-    assert np.allclose(bias.numpy(), model.intercept_, rtol=1e-6, atol=1e-9)
-    assert steps == model.n_iter_[0]
+def test_logistic_regression_is_scikit_learns(c, classes):
+    x, y = separable(300, 0)
+    z, y = torch.from_numpy(x).to(F)[y < classes], torch.from_numpy(y[y < classes])
+    z = z + 3 * torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=F)
+    model = LogisticRegression(C=c, max_iter=1000, tol=1e-9).fit(z.numpy(), y.numpy())
+    weights, bias, _ = logistic(z, y, c, 1000)
+    best = nn.functional.nll_loss(torch.from_numpy(model.predict_log_proba(z.numpy())), y)
+    best = best + float(np.square(model.coef_).sum()) / (2 * c * len(z))
+    shown = weights if classes > 2 else weights[1] - weights[0]
+    loss = nn.functional.cross_entropy(z @ weights.T + bias, y)
+    assert 0 <= loss + shown.square().sum() / (2 * c * len(z)) - best + 1e-9 < 1e-4
+
+
+def test_logistic_regression_of_float32_features_of_any_scale_does_not_stop_early():
+    draws = torch.Generator().manual_seed(0)
+    y = torch.arange(600) % 3
+    z = torch.randn(600, 8, generator=draws) + 2 * torch.eye(3, 8)[y]
+    z[:, 7] = 1000 * z[:, 7] + 3000
+    weights, bias, _ = logistic(z, y, 100.0, 500)
+    assert float(((z.double() @ weights.T + bias).argmax(1) == y).double().mean()) > 0.8
+
+
+@pytest.mark.parametrize("name", ["mlp", "knn", "kernel"])
+def test_a_direction_that_drowns_the_others_does_not_blind(name):
+    """Where one direction is thousands of times larger, standardising shows no other."""
+
+    def data(seed):
+        x, y = separable(300, seed)
+        common = np.random.default_rng(seed).normal(size=(len(x), 1))
+        return (x + 3e3 * common).astype(np.float32), y
+
+    outcome = search(ATTACKS[name], arena_for(ATTACKS[name], data=data, budget=100))
+    assert max(p.test for p in outcome.points) > 0.8
+    assert outcome.settings["basis"] == "white"
 
 
 @pytest.mark.parametrize("name", ATTACKS)

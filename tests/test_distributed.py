@@ -12,7 +12,7 @@ from torch import nn
 
 from deep import small_net, tasks
 from immunis.features import cut
-from immunis.lifting import fourier, standardised
+from immunis.lifting import fourier, white
 from immunis.methods import get_method
 from immunis.objectives.probe import total_variance
 from immunis.plan import Hardware, Training
@@ -25,7 +25,7 @@ from immunis.training import fit
 def lifted(z):
     """A few random features, the same ones on every process."""
     draws = torch.Generator().manual_seed(3)
-    return fourier(standardised(z, across=True), 12, 0.1, draws)
+    return fourier(white(z, 1e-3, across=True), 12, 0.1, draws)
 
 
 REGULARIZERS = {
@@ -127,7 +127,7 @@ def _train(rank, port, folder, name, settings):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("probe", {"attacker_steps": 1, "depths": 2, "collapse": 0.5, "keep": 0.5}),
+        ("probe", {"attacker_steps": 1, "depths": 2, "collapse": 0.5, "keep": 50.0}),
         ("condition", {}),
         ("imma", {}),
     ],

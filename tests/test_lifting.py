@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from immunis.lifting import fourier, standardised
+from immunis import NumericalError
+from immunis.lifting import fourier, white
 from immunis.readable import rho
 
 
@@ -23,17 +24,29 @@ def test_draws_are_those_of_the_generator_on_any_dtype():
 
 
 @pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
-def test_standardised_features_have_unit_deviation_in_any_unit(unit):
-    z = unit * torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    z[:, 2] = unit
-    found = standardised(z)
-    assert torch.allclose(found.mean(0), torch.zeros(4, dtype=z.dtype), atol=1e-9)
-    assert torch.allclose(found.std(0, unbiased=False), torch.tensor([1.0, 1, 0, 1]).double())
+def test_white_features_have_unit_covariance_in_any_unit_and_basis(unit):
+    draws = torch.Generator().manual_seed(3)
+    z = unit * torch.randn(50, 4, dtype=torch.float64, generator=draws)
+    z[:, 2] = unit  # constant
+    z = z + 1e3 * z[:, :1]  # one direction drowns the others
+    found = white(z, 1e-12)
+    assert torch.allclose(found.mean(0), torch.zeros(4, dtype=z.dtype), atol=1e-6)
+    values = torch.linalg.eigvalsh(found.T @ found / len(z))
+    assert torch.allclose(values, torch.tensor([0.0, 1, 1, 1]).double(), atol=1e-3)
 
 
 def test_a_single_row_and_no_variance_are_zero():
-    assert not standardised(torch.ones(1, 3)).any()
-    assert not standardised(torch.zeros(4, 3)).any()
+    assert not white(torch.ones(1, 3)).any()
+    assert not white(torch.zeros(4, 3)).any()
+
+
+def test_repeated_features_become_one_and_nan_is_refused():
+    z = torch.randn(9, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    found = white(z.expand(9, 3), 0.0)
+    values = torch.linalg.eigvalsh(found.T @ found / 9)
+    assert torch.allclose(values, torch.tensor([0.0, 0, 1]).double(), atol=1e-2)
+    with pytest.raises(NumericalError, match="NaN"):
+        white(torch.full((4, 2), float("nan")))
 
 
 def test_the_gradient_through_both_is_right():
@@ -42,7 +55,7 @@ def test_the_gradient_through_both_is_right():
 
     def value(z):
         draws = torch.Generator().manual_seed(5)
-        return rho(fourier(standardised(z), 5, 0.2, draws), y, 1e-2)
+        return rho(fourier(white(z), 5, 0.2, draws), y, 1e-2)
 
     assert torch.autograd.gradcheck(value, z.requires_grad_(), atol=1e-6)
 
@@ -50,6 +63,6 @@ def test_the_gradient_through_both_is_right():
 def test_labels_that_only_a_kernel_reads_are_read_from_lifted_features():
     z = torch.randn(4000, 2, generator=torch.Generator().manual_seed(6))
     y = torch.nn.functional.one_hot((z[:, 0] * z[:, 1] > 0).long(), 2).double()  # exclusive or
-    plain, lifted = rho(z, y), rho(fourier(standardised(z), 200, 0.5), y)
+    plain, lifted = rho(z, y), rho(fourier(white(z), 200, 0.5), y)
     assert plain < 0.01
     assert lifted > 0.6

@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from immunis.errors import NumericalError
 from immunis.processes import summed, summed_with_gradient
+from immunis.spectrum import relative_cutoff
 
 
 def fourier(
@@ -24,23 +26,39 @@ def fourier(
     return torch.cos(z @ frequencies.to(z) + phases.to(z))
 
 
-def standardised(features: Tensor, *, across: bool = False) -> Tensor:
-    """Features centred and of unit deviation over the batch; constant ones become zero.
+def white(
+    features: Tensor, ridge: float = 1e-5, floor: float = 0.0, *, across: bool = False
+) -> Tensor:
+    """Features centred and white over the batch: ``(z − z̄)L⁻ᵀ`` with ``LLᵀ = Σ + λI``.
 
-    With ``across`` the batch is what all processes of a distributed run hold together.
+    ``λ = ridge·tr(Σ)/D + floor``, at least what rounding hides, in float64. No direction drowns
+    the others unless it is 1/ridge times as large, so what ill-conditioning hides shows. Constant
+    features become zero. With ``across`` the batch is what all processes of a distributed run hold
+    together.
+
+    Raises:
+        NumericalError: if features are not finite.
     """
-    z = _real(features)
+    z = features.to(torch.float64)
+    count = z.new_tensor(float(len(z)))
 
-    def mean(values: Tensor) -> Tensor:
-        total, count = values.sum(0), values.new_tensor(float(len(values)))
-        if across:
-            total, count = summed_with_gradient(total, shared=False), summed(count)
-        return total / count
+    def total(values: Tensor) -> Tensor:
+        return summed_with_gradient(values, shared=False) if across else values
 
-    z = z - mean(z)
-    variance = mean(z.square())
-    varies = variance > 1e-12 * variance.max()
-    return z / torch.where(varies, variance, torch.inf).sqrt()
+    count = summed(count) if across else count
+    z = z - total(z.sum(0)) / count
+    covariance = total(z.mT @ z) / count
+    size = covariance.diagonal().sum()
+    damping = max(ridge / len(covariance), 10 * relative_cutoff(len(covariance))) * size + floor
+    damping = torch.where(size > 0, damping, 1.0)  # constant features
+    eye = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+    factor, failed = torch.linalg.cholesky_ex(covariance + damping * eye)
+    if int(failed):
+        raise NumericalError(
+            "the features hold NaN or infinities: an earlier step diverged, or the data does. In "
+            "training, lower the step size or the weights of the regularizers."
+        )
+    return torch.linalg.solve_triangular(factor, z.mT, upper=False).mT.to(_real(features))
 
 
 def _real(features: Tensor) -> Tensor:

@@ -113,9 +113,11 @@ class Run:
 
         def answers(inputs: Tensor) -> tuple[Tensor, Tensor]:
             tapped = Tapped(frozen)
-            with torch.no_grad(), fabric.autocast():
-                logits, features = tapped(inputs)
-            tapped.close()  # hooks that stay would keep the copy alive
+            try:
+                with torch.no_grad(), fabric.autocast():
+                    logits, features = tapped(inputs)
+            finally:
+                tapped.close()  # hooks that stay would keep the copy alive
             return logits.float(), features[""].float()
 
         return answers

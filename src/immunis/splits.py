@@ -223,7 +223,7 @@ class Split:
         if self._fingerprint is not None:
             return self._fingerprint
         total, count = 0, 0
-        for inputs, labels in self.batches(512):
+        for inputs, labels in self.batches():
             flat = inputs.detach().cpu().to(torch.float64).flatten(1)
             targets = labels.detach().cpu().to(torch.float64).reshape(len(labels), -1)
             for value in hash_rows(torch.cat([flat, targets], dim=1)):

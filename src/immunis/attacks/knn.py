@@ -7,11 +7,12 @@ from torch import Tensor
 
 from immunis.attacks.base import Arena, Attack, Meter, Point, Settings
 from immunis.attacks.probing import one_point
+from immunis.attacks.whiten import BASES, in_basis
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Vote (or average) among the k nearest samples, by Euclidean distance or cosine."""
-    features, meter = arena.features().standardised(), Meter(arena)
+    features, meter = in_basis(arena.features(), settings["basis"]), Meter(arena)
     targets = features.targets()
     k = min(settings["k"], features.samples)
 
@@ -36,8 +37,8 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
 ATTACK = Attack(
     "knn",
-    "k nearest neighbours on standardised features",
+    "k nearest neighbours on standardised or white features",
     run,
-    lambda arena: {"k": (5, 1, 20), "metric": ("euclidean", "cosine")},
+    lambda arena: {"k": (5, 1, 20), "metric": ("euclidean", "cosine"), "basis": BASES},
     closed_form=True,
 )

@@ -15,11 +15,15 @@ TOLERANCE = 1e-4  # of the gradient, as scikit-learn has it
 def logistic(z: Tensor, y: Tensor, c: float, steps: int) -> tuple[Tensor, Tensor, int]:
     """Weights, biases and number of steps that minimise ``Σ −log softmax(Wz+b)_y + ‖W‖²/2c``.
 
-    L-BFGS, on the features' device and in their dtype; classes are numbered from 0, and all occur.
+    L-BFGS on the features' device, in float64: in float32 it stops early where features are badly
+    conditioned. Classes are numbered from 0 and all occur; of two, only the difference of their
+    weights counts, and is penalised as scikit-learn does (``‖w₁ − w₀‖²/2c``).
     """
     from scipy.optimize import minimize  # slow to import
 
-    (n, d), classes = z.shape, int(y.max()) + 1
+    z, (n, d), classes = z.double(), z.shape, int(y.max()) + 1
+    if classes == 2:
+        c = c / 2
 
     def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
         theta = torch.from_numpy(flat).to(z).reshape(classes, d + 1)
@@ -28,7 +32,7 @@ def logistic(z: Tensor, y: Tensor, c: float, steps: int) -> tuple[Tensor, Tensor
         wrong = answers.softmax(1)
         wrong[torch.arange(n, device=z.device), y] -= 1
         gradient = torch.cat([wrong.T @ z / n + weights / (c * n), wrong.mean(0)[:, None]], dim=1)
-        return float(loss), gradient.double().flatten().cpu().numpy()
+        return float(loss), gradient.flatten().cpu().numpy()
 
     options = {"maxiter": steps, "maxls": 50, "gtol": TOLERANCE, "ftol": 64 * np.finfo(float).eps}
     start = np.zeros(classes * (d + 1))

@@ -7,11 +7,12 @@ from torch import nn
 
 from immunis.attacks.base import Arena, Attack, Point, Settings
 from immunis.attacks.probing import minibatch_curve
+from immunis.attacks.whiten import BASES, in_basis
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
-    """Train ReLU network on standardised features by Adam with decoupled weight decay."""
-    features = arena.features().standardised()
+    """Train ReLU network on standardised or white features by Adam with decoupled weight decay."""
+    features = in_basis(arena.features(), settings["basis"])
     hidden = min(256, max(64, 2 * features.dimension))
     probe = nn.Sequential(
         nn.Linear(features.dimension, hidden), nn.ReLU(), nn.Linear(hidden, features.outputs)
@@ -24,5 +25,5 @@ ATTACK = Attack(
     "mlp",
     "two-layer network on features",
     run,
-    lambda arena: {"rate": (0.001, 0.01)},
+    lambda arena: {"rate": (0.001, 0.01), "basis": BASES},
 )

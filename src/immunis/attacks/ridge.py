@@ -43,6 +43,6 @@ ATTACK = Attack(
     "ridge",
     "ridge regression in closed form",
     run,
-    lambda arena: {"ridge": (1e-2, 1.0, 1e-4, 1e-6, 1e-9)},
+    lambda arena: {"ridge": (1e-2, 1.0, 1e-4, 1e-6, 1e-9, 1e-12)},
     closed_form=True,
 )

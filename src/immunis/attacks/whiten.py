@@ -38,6 +38,11 @@ def whitened(features: Features, ridge: float) -> Features:
     return features.map(lambda z: (z.double() - mean) @ transform)
 
 
+def in_basis(features: Features, basis: str) -> Features:
+    """Standardised features, or white ones, in which no direction drowns the others."""
+    return whitened(features, 0.0) if basis == "white" else features.standardised()
+
+
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Gradient descent with exact line search on whitened features."""
     given = arena.features()
@@ -45,6 +50,8 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     features = whitened(given, settings["ridge"])
     return least_squares_curve(features, line_search, bias=True, meter=meter)
 
+
+BASES = ("standardised", "white")
 
 ATTACK = Attack(
     "whiten",

@@ -27,7 +27,7 @@ SCALINGS = {  # mean and deviation of each channel, as timm's models were traine
     "inception": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 MOST_PIXELS = 1 << 26
-CHUNK = 64  # images scaled at once, which stay in a processor's cache
+CHUNK = 64  # images scaled at once: small ones stay in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def decode(content: bytes, size: int) -> Tensor:
 def normalised(image: Tensor, scaling: Scaling = "imagenet") -> Tensor:
     """uint8 pixels (…, 3, H, W) to float32, less a mean and over a deviation per channel."""
     mean, std = (torch.tensor(v, device=image.device)[:, None, None] for v in SCALINGS[scaling])
-    return image.float().div_(255).sub_(mean).div_(std)
+    return image.to(torch.float32, copy=True).div_(255).sub_(mean).div_(std)
 
 
 def load(data: Images, where: str) -> tuple[Tensor, Tensor]:
@@ -154,7 +154,7 @@ def load(data: Images, where: str) -> tuple[Tensor, Tensor]:
         for x, item in zip(found, data.items, strict=True)
         if not isinstance(x, Corrupt)
     ]
-    inputs = torch.empty(len(good), *good[0][0].shape)
+    inputs = torch.empty(len(good), *good[0][0].shape, dtype=torch.float32)
     for start in range(0, len(good), CHUNK):
         part = torch.stack([x for x, _ in good[start : start + CHUNK]])
         inputs[start : start + CHUNK] = data.finish(part)

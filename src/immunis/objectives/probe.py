@@ -3,8 +3,8 @@
 ρ is the share of the harmful labels' variance that a ridge probe explains; it is invariant to
 invertible linear maps of the features, so no whitening or preconditioning brings it back.
 Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read.
-The primary loss and distillation to the original's logits keep the model what it was, and
-``keep`` its primary features too, with which other harmless tasks and κ(H_P) stay as they were.
+The primary loss and distillation to the original's logits keep the model what it was, and ``keep``
+holds its primary features near where they were, which also slows the rise of κ(H_P).
 Drawing harmful features together (``collapse``) carries over to rows that were not trained on: it
 asks what kind of input a row is, where hiding each row's label can be learned by heart.
 Simulated attacker steps raise ρ first, so that what is minimised is what little tuning finds.
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from immunis.features import Cut
-from immunis.lifting import fourier, standardised
+from immunis.lifting import fourier, white
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
 from immunis.processes import summed, summed_with_gradient
 from immunis.readable import rho
 from immunis.settings import require
 
 WIDTH = 0.5  # of the kernel that lifted features stand for, over the number of features
+STILL = 1e-6  # share of the mean square that stands for the variance of features without any
 LEAST = 0.01  # share of the primary features' variance below which collapse asks for no more
 
 
@@ -39,13 +40,13 @@ class Settings:
             stages below the last, going down.
         ridge: damping of ρ relative to the mean eigenvalue.
         floor: absolute damping, which keeps the solve stable when features collapse.
-        lift: number of random nonlinear features on which ρ is taken too, with the same weight; 0
-            for none. A step needs more harmful samples than that.
+        lift: number of random nonlinear features of white features on which ρ is taken too, with
+            the same weight; 0 for none. A step needs more harmful samples than that.
         lift_ridge: damping of that ρ relative to the mean eigenvalue.
         collapse: weight of ``log(v_H/v_P + 0.01)``, v the total variance of either task's features.
         distillation: weight of the divergence from the original's logits.
         keep: weight of ``mean‖z − z⁰‖²/v⁰`` over the primary batch, z⁰ the original's features
-            and v⁰ their total variance.
+            and v⁰ their total variance; for frozen BatchNorm statistics, as is the default.
         attacker_steps: simulated attacker steps before ρ is taken once more; 0 for none.
         attacker_rate: size of such a step relative to the parameters.
     """
@@ -89,7 +90,7 @@ def objective(settings: Settings, cut: Cut) -> Objective:
     def terms(view: View) -> Terms:
         found = {SUPERVISED: view.supervised, "rho": readable(view)}
         if settings.lift:
-            z = standardised(view.harmful[""], across=True)
+            z = white(view.harmful[""], settings.ridge, settings.floor, across=True)
             lifted = fourier(z, settings.lift, WIDTH / z.shape[1])
             ridge = settings.lift_ridge, settings.floor
             found["rho_lifted"] = rho(lifted, view.targets, *ridge, across=True)
@@ -130,12 +131,13 @@ def moved(view: View) -> Tensor:
     assert view.teacher is not None
     before = view.teacher[1]
     distance = (view.primary[""].float() - before).square().sum(1).mean()
-    return distance / total_variance(before).to(distance).clamp(min=torch.finfo().tiny)
+    spread = total_variance(before, STILL).to(distance)
+    return distance / spread.clamp(min=torch.finfo(distance.dtype).tiny)
 
 
-def total_variance(features: Tensor) -> Tensor:
-    """``mean‖z‖² − ‖mean z‖²`` over the rows of all processes, in float64."""
+def total_variance(features: Tensor, still: float = 0.0) -> Tensor:
+    """``(1 + still)·mean‖z‖² − ‖mean z‖²`` over the rows of all processes, in float64."""
     z = features.to(torch.float64)
     count = summed(z.new_tensor(float(len(z))))
     mean = summed_with_gradient(z.sum(0)) / count
-    return summed_with_gradient(z.square().sum()) / count - mean.square().sum()
+    return (1 + still) * summed_with_gradient(z.square().sum()) / count - mean.square().sum()
