@@ -39,6 +39,7 @@ TABLES = {
     "audit-digit-parity-models": models_table,
     "audit-mnist-digits": audit_table,
     "audit-mnist-digits-models": models_table,
+    "audit-mnist-digits-standardised": audit_table,
     "bench-audit": time_table,
     "audit-tiny-imagenet-flowers-resnet18": audit_table,
     "audit-tiny-imagenet-flowers-resnet18-worst": worst_case_table,

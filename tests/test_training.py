@@ -160,7 +160,7 @@ def test_keep_holds_the_primary_features_where_they_were():
         before, after = (part.read(inputs)[0] for part in (start, whole(model)))
         view = SimpleNamespace(primary={"": after}, teacher=(None, before))
         expected = (after - before).square().sum() / (before - before.mean(0)).square().sum()
-        assert torch.allclose(moved(view), expected)
+        assert torch.allclose(moved(view), expected, rtol=1e-4)  # it damps by a millionth
         return float(expected)
 
     kept, free = (run("probe", settings={"keep": k}).model for k in (10.0, 0.0))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from immunis.attacks.base import Arena, Attack, Meter, Point, Settings, solve_flops
+from immunis.attacks.base import Arena, Attack, Point, Settings, solve_flops
 from immunis.attacks.probing import one_point
 from immunis.attacks.ridge import ridge_probe
-from immunis.attacks.whiten import BASES, in_basis
+from immunis.attacks.whiten import bases, in_basis
 from immunis.gram import gram_of
 from immunis.lifting import fourier
 
@@ -16,7 +16,7 @@ WIDTH = 1024
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Ridge on random Fourier features of an RBF kernel with γ = width/D."""
-    features, meter = in_basis(arena.features(), settings["basis"]), Meter(arena)
+    features, meter = in_basis(arena, settings["basis"])
     gamma = settings["width"] / features.dimension
 
     def lift(z: Tensor) -> Tensor:
@@ -32,6 +32,6 @@ ATTACK = Attack(
     "kernel",
     "RBF kernel ridge by random features",
     run,
-    lambda arena: {"width": (0.1, 0.5), "ridge": (1e-2, 1e-4), "basis": BASES},
+    lambda arena: {"width": (0.1, 0.5), "ridge": (1e-2, 1e-4), "basis": bases(arena)},
     closed_form=True,
 )

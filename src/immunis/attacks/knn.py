@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from immunis.attacks.base import Arena, Attack, Meter, Point, Settings
+from immunis.attacks.base import Arena, Attack, Point, Settings
 from immunis.attacks.probing import one_point
-from immunis.attacks.whiten import BASES, in_basis
+from immunis.attacks.whiten import bases, in_basis
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Vote (or average) among the k nearest samples, by Euclidean distance or cosine."""
-    features, meter = in_basis(arena.features(), settings["basis"]), Meter(arena)
+    features, meter = in_basis(arena, settings["basis"])
     targets = features.targets()
     k = min(settings["k"], features.samples)
 
@@ -39,6 +39,6 @@ ATTACK = Attack(
     "knn",
     "k nearest neighbours on standardised or white features",
     run,
-    lambda arena: {"k": (5, 1, 20), "metric": ("euclidean", "cosine"), "basis": BASES},
+    lambda arena: {"k": (5, 1, 20), "metric": ("euclidean", "cosine"), "basis": bases(arena)},
     closed_form=True,
 )

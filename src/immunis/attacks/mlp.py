@@ -7,23 +7,23 @@ from torch import nn
 
 from immunis.attacks.base import Arena, Attack, Point, Settings
 from immunis.attacks.probing import minibatch_curve
-from immunis.attacks.whiten import BASES, in_basis
+from immunis.attacks.whiten import bases, in_basis
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Train ReLU network on standardised or white features by Adam with decoupled weight decay."""
-    features = in_basis(arena.features(), settings["basis"])
+    features, meter = in_basis(arena, settings["basis"])
     hidden = min(256, max(64, 2 * features.dimension))
     probe = nn.Sequential(
         nn.Linear(features.dimension, hidden), nn.ReLU(), nn.Linear(hidden, features.outputs)
     )
     optimizer = torch.optim.AdamW(probe.parameters(), lr=settings["rate"], weight_decay=0.01)
-    return minibatch_curve(features, probe, optimizer)
+    return minibatch_curve(features, probe, optimizer, meter=meter)
 
 
 ATTACK = Attack(
     "mlp",
     "two-layer network on features",
     run,
-    lambda arena: {"rate": (0.001, 0.01), "basis": BASES},
+    lambda arena: {"rate": (0.001, 0.01), "basis": bases(arena)},
 )

@@ -19,6 +19,8 @@ from immunis.attacks.probing import least_squares_curve
 from immunis.gram import check_squares
 from immunis.spectrum import eigh, relative_cutoff
 
+SAMPLES = 4  # to each feature, from which on whitening shows more than noise
+
 
 def whitening(z: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Mean and ``(Σ + ridge·tr(Σ)/D·I)^{-1/2}`` on the range of Σ."""
@@ -38,9 +40,20 @@ def whitened(features: Features, ridge: float) -> Features:
     return features.map(lambda z: (z.double() - mean) @ transform)
 
 
-def in_basis(features: Features, basis: str) -> Features:
+def bases(arena: Arena) -> tuple[str, ...]:
+    """White features beside standardised ones, where there are samples enough to tell them."""
+    features = arena.features()
+    enough = features.samples >= SAMPLES * features.dimension
+    return ("standardised", "white") if enough else ("standardised",)
+
+
+def in_basis(arena: Arena, basis: str) -> tuple[Features, Meter]:
     """Standardised features, or white ones, in which no direction drowns the others."""
-    return whitened(features, 0.0) if basis == "white" else features.standardised()
+    given = arena.features()
+    if basis == "white":
+        spent = whiten_flops(given.samples, given.dimension)
+        return whitened(given, 0.0), Meter(arena, spent=spent)
+    return given.standardised(), Meter(arena)
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
@@ -50,8 +63,6 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     features = whitened(given, settings["ridge"])
     return least_squares_curve(features, line_search, bias=True, meter=meter)
 
-
-BASES = ("standardised", "white")
 
 ATTACK = Attack(
     "whiten",
