@@ -15,23 +15,25 @@ TOLERANCE = 1e-4  # of the gradient, as scikit-learn has it
 def logistic(z: Tensor, y: Tensor, c: float, steps: int) -> tuple[Tensor, Tensor, int]:
     """Weights, biases and number of steps that minimise ``Σ −log softmax(Wz+b)_y + ‖W‖²/2c``.
 
-    L-BFGS on the features' device, in float64: in float32 it stops early where features are badly
-    conditioned. Classes are numbered from 0 and all occur; of two, only the difference of their
+    L-BFGS on the features' device. Products are in the features' dtype and all else in float64, or
+    it would stop early where features are badly conditioned. Classes are numbered from 0 and all occur; of two, only the difference of their
     weights counts, and is penalised as scikit-learn does (``‖w₁ − w₀‖²/2c``).
     """
     from scipy.optimize import minimize  # slow to import
 
-    z, (n, d), classes = z.double(), z.shape, int(y.max()) + 1
+    (n, d), classes = z.shape, int(y.max()) + 1
     if classes == 2:
         c = c / 2
 
     def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        theta = torch.from_numpy(flat).to(z).reshape(classes, d + 1)
-        weights, answers = theta[:, :-1], torch.addmm(theta[:, -1], z, theta[:, :-1].T)
+        theta = torch.from_numpy(flat).to(z.device).reshape(classes, d + 1)
+        weights = theta[:, :-1]
+        answers = (z @ weights.T.to(z)).double() + theta[:, -1]
         loss = functional.cross_entropy(answers, y) + weights.square().sum() / (2 * c * n)
         wrong = answers.softmax(1)
         wrong[torch.arange(n, device=z.device), y] -= 1
-        gradient = torch.cat([wrong.T @ z / n + weights / (c * n), wrong.mean(0)[:, None]], dim=1)
+        slope = (wrong.T.to(z) @ z).double() / n + weights / (c * n)
+        gradient = torch.cat([slope, wrong.mean(0)[:, None]], dim=1)
         return float(loss), gradient.flatten().cpu().numpy()
 
     options = {"maxiter": steps, "maxls": 50, "gtol": TOLERANCE, "ftol": 64 * np.finfo(float).eps}

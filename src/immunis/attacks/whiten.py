@@ -20,6 +20,7 @@ from immunis.gram import check_squares
 from immunis.spectrum import eigh, relative_cutoff
 
 SAMPLES = 4  # to each feature, from which on whitening shows more than noise
+UNEQUAL = 100  # condition number of standardised features above which whitening changes much
 
 
 def whitening(z: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -41,10 +42,14 @@ def whitened(features: Features, ridge: float) -> Features:
 
 
 def bases(arena: Arena) -> tuple[str, ...]:
-    """White features beside standardised ones, where there are samples enough to tell them."""
+    """White features beside standardised ones, where those differ and samples suffice to tell."""
     features = arena.features()
-    enough = features.samples >= SAMPLES * features.dimension
-    return ("standardised", "white") if enough else ("standardised",)
+    if features.samples >= SAMPLES * features.dimension:
+        z = features.standardised().z.double()
+        values = torch.linalg.eigvalsh(z.T @ z / len(z))
+        if bool(values[-1] > UNEQUAL * values[0]):
+            return ("standardised", "white")
+    return ("standardised",)
 
 
 def in_basis(arena: Arena, basis: str) -> tuple[Features, Meter]:
