@@ -16,8 +16,9 @@ def logistic(z: Tensor, y: Tensor, c: float, steps: int) -> tuple[Tensor, Tensor
     """Weights, biases and number of steps that minimise ``Σ −log softmax(Wz+b)_y + ‖W‖²/2c``.
 
     L-BFGS on the features' device. Products are in the features' dtype and all else in float64, or
-    it would stop early where features are badly conditioned. Classes are numbered from 0 and all occur; of two, only the difference of their
-    weights counts, and is penalised as scikit-learn does (``‖w₁ − w₀‖²/2c``).
+    it would stop early where features are badly conditioned. Classes are numbered from 0 and all
+    occur; of two, only the difference of their weights counts, and is penalised as scikit-learn
+    does (``‖w₁ − w₀‖²/2c``).
     """
     from scipy.optimize import minimize  # slow to import
 
