@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from immunis.features import Cut
 from immunis.scale import carry, exponent_of
 
+LONG_BUDGET = 1000
 Settings = Mapping[str, Any]
 Space = Mapping[str, Sequence[Any]]
 Predict = Callable[[Tensor], Tensor]
@@ -138,6 +139,11 @@ class Arena:
         size = max(1, len(order) // 5)
         held = order[self.fold * size : (self.fold + 1) * size]
         return (order if self.refit else np.setdiff1d(order, held)), held
+
+    @property
+    def patient(self) -> bool:
+        """Whether the budget is large: attacks then search more."""
+        return self.budget >= LONG_BUDGET
 
     def generator(self) -> torch.Generator:
         """Return a fresh generator on this arena's seed."""

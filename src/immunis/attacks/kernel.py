@@ -32,6 +32,10 @@ ATTACK = Attack(
     "kernel",
     "RBF kernel ridge by random features",
     run,
-    lambda arena: {"width": (0.1, 0.5), "ridge": (1e-2, 1e-4), "basis": bases(arena)},
+    lambda arena: {
+        "width": (0.1, 0.5) if arena.patient else (0.1,),
+        "ridge": (1e-2, 1e-4) if arena.patient else (1e-3,),
+        "basis": bases(arena),
+    },
     closed_form=True,
 )

@@ -39,6 +39,10 @@ ATTACK = Attack(
     "knn",
     "k nearest neighbours on standardised or white features",
     run,
-    lambda arena: {"k": (5, 1, 20), "metric": ("euclidean", "cosine"), "basis": bases(arena)},
+    lambda arena: {
+        "k": (5, 1, 20) if arena.patient else (5,),
+        "metric": ("euclidean", "cosine"),
+        "basis": bases(arena),
+    },
     closed_form=True,
 )

@@ -25,5 +25,8 @@ ATTACK = Attack(
     "mlp",
     "two-layer network on features",
     run,
-    lambda arena: {"rate": (0.001, 0.01), "basis": bases(arena)},
+    lambda arena: {
+        "rate": (0.003, 0.001, 0.01) if arena.patient else (0.003,),
+        "basis": bases(arena),
+    },
 )

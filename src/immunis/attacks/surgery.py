@@ -42,14 +42,14 @@ PROBES = {
         kernel,
     )
 }
-SHORT, LONG_BUDGET = 3, 1000
+SHORT = 3
 
 
 def choice(arena: Arena) -> tuple[str, ...]:
     """Every probe where the budget is large; the three most telling ones otherwise."""
     names = tuple(PROBES)
     usable = names if arena.kind == "classification" else tuple(n for n in names if n != "logistic")
-    return usable if arena.budget >= LONG_BUDGET else usable[:SHORT]
+    return usable if arena.patient else usable[:SHORT]
 
 
 def probe_on(arena: Arena, train: np.ndarray, test: np.ndarray, probe: str) -> list[Point]:
