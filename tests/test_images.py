@@ -14,7 +14,7 @@ from scipy.io import savemat
 from immunis import InputError, SettingsError, Task
 from immunis.datasets import images, read_images
 from immunis.recipes import check_recipe, load_recipe
-from immunis.streams import Stream, augmented, held_out, spread
+from immunis.streams import Stream, augmented, held_out, mixed, spread
 
 RNG = np.random.default_rng(0)
 
@@ -310,6 +310,17 @@ class TestStreams:
         assert not torch.equal(a, x)
         flat = torch.rand(6, 5)
         assert augmented(flat, torch.Generator()) is flat
+
+    def test_mixing_moves_a_row_and_its_target_alike_up_to_half_way(self):
+        y = torch.eye(8, dtype=torch.float64)
+        x = y.float() @ torch.rand(8, 12)  # linear in the target, so that both must agree
+        a, targets = mixed(x.view(8, 3, 2, 2), y, torch.Generator().manual_seed(3))
+        assert torch.allclose(a.view(8, 12), targets.float() @ x, atol=1e-6)
+        assert torch.allclose(targets.sum(1), torch.ones(8).double())
+        assert targets.diagonal().min() >= 0.5
+        assert targets.diagonal().min() < 1
+        again, _ = mixed(x.view(8, 3, 2, 2), y, torch.Generator().manual_seed(3))
+        assert torch.equal(a, again)
 
 
 def test_the_real_sets_are_read(data_folder):

@@ -203,7 +203,7 @@ def test_second_order_matches_the_derivative_through_the_attacker():
     )  # fmt: skip
     body = list(model[0].parameters())
     fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
-    engine = Engine(fabric, fabric.setup(Tapped(part)), goal, body, lambda labels: labels)
+    engine = Engine(fabric, fabric.setup(Tapped(part)), goal, body)
     engine.gradients((x, torch.zeros(12, dtype=torch.long)), (x, y))
     found = [p.grad.clone() for p in body]
 
@@ -220,6 +220,18 @@ def test_second_order_matches_the_derivative_through_the_attacker():
     wanted = torch.autograd.grad(after_of(features(*star)), leaves)
     for a, b in zip(found, wanted, strict=True):
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_mixing_harmful_rows_changes_the_run_and_needs_rows_to_average():
+    mixing = dataclasses.replace(SHORT, mix=True)
+    assert not states_equal(run().model.state_dict(), run(training=mixing).model.state_dict())
+    primary, harmful = tasks()
+    with pytest.raises(SettingsError, match="there is none"):
+        fit(whole(), supervised_only(), primary, None, mixing)
+    inputs, labels = harmful.train.tensors()
+    words = Task((inputs.long(), labels), name="words", classes=harmful.outputs)
+    with pytest.raises(SettingsError, match="words holds whole numbers"):
+        fit(whole(), objective("probe"), primary, words, mixing)
 
 
 def test_balanced_weights_make_terms_pull_alike():

@@ -33,7 +33,6 @@ class Engine:
         tapped: the model with taps, set up by Fabric.
         objective: the loss.
         body: the extractor's trained parameters, which a simulated attacker moves.
-        encode: harmful labels to a float64 matrix.
         teacher: gives the original's answers and features.
         head: a harmful head that follows the features.
         smoothing: label smoothing.
@@ -49,7 +48,6 @@ class Engine:
         tapped: Any,
         objective: Objective,
         body: list[nn.Parameter],
-        encode: Callable[[Tensor], Tensor],
         *,
         teacher: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
         head: nn.Linear | None = None,
@@ -60,14 +58,17 @@ class Engine:
         sharded: bool = False,
     ) -> None:
         self.fabric, self.tapped, self.objective = fabric, tapped, objective
-        self.body, self.encode, self.teacher, self.head = body, encode, teacher, head
+        self.body, self.teacher, self.head = body, teacher, head
         self.smoothing, self.classify, self.accumulate = smoothing, classify, accumulate
         self.joint, self.sharded = joint, sharded
         self.weights: dict[str, float] = {}
         self.notes: list[str] = []
 
     def gradients(self, primary: Batch, harmful: Batch | None) -> dict[str, float]:
-        """Leave the objective's gradient in ``.grad`` and return the terms' values."""
+        """Leave the objective's gradient in ``.grad`` and return the terms' values.
+
+        A harmful batch brings its targets as a float64 matrix, one-hot for classes.
+        """
         if not self.weights:
             self.weights = self._balance(primary, harmful)
         values: dict[str, float] = {}
@@ -209,7 +210,7 @@ class Engine:
             logits.new_zeros(0) if primary is None else primary[1],
             {key[1]: z for key, z in answers.items() if key[0] == "p"},
             {key[1]: z for key, z in answers.items() if key[0] == "h"},
-            logits.new_zeros(0) if harmful is None else self.encode(harmful[1]),
+            logits.new_zeros(0) if harmful is None else harmful[1],
             self.teacher(primary[0]) if self.teacher and primary is not None else None,
             self.head,
             self.smoothing,

@@ -40,6 +40,8 @@ class Training:
         batchnorm: ``"freeze"`` keeps running statistics and uses them; ``"update"`` takes
             batch statistics of the primary task.
         augment: zoom and flip primary and harmful images at random.
+        mix: average harmful rows, and their labels, with one another at random, so that they are
+            not learned by heart (``immunis.streams.mixed``).
         held_out: share of both tasks' training rows kept for early stopping.
         evaluate: number of evaluations over the run.
         patience: evaluations without a better one before the run stops; 0 for never.
@@ -65,6 +67,7 @@ class Training:
     clip: float = 1.0
     batchnorm: Literal["freeze", "update"] = "freeze"
     augment: bool = False
+    mix: bool = False
     held_out: float = 0.1
     evaluate: int = 10
     patience: int = 0

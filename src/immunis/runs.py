@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from immunis.engine import Batch, Engine
-from immunis.errors import InputError, RankWarning
+from immunis.errors import InputError, RankWarning, SettingsError
 from immunis.features import Cut
 from immunis.heldout import HeldOut
 from immunis.objectives.base import Objective
 from immunis.plan import Hardware, Training
 from immunis.prepare import check_head, encoder_of, groups_of, optimizer_of, set_mode, trainable
 from immunis.processes import summed, world
-from immunis.streams import Stream, augmented, held_out
+from immunis.streams import Stream, augmented, held_out, mixed
 from immunis.taps import Tapped
 from immunis.tasks import Task
 
@@ -73,14 +73,14 @@ class Run:
         self._peaks = [float(group["lr"]) for group in groups]
         self.optimizer = self.fabric.setup_optimizers(optimizer_of(training, groups))
 
-        self.head = None
+        self._encode, self.head = encoder_of(harmful), None
         if objective.head and harmful is not None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 head = nn.Linear(start.width, harmful.outputs)
             self.head = head.to(self.fabric.device).requires_grad_(False)
         self.engine = Engine(
-            self.fabric, self._module, objective, groups[0]["params"], encoder_of(harmful),
+            self.fabric, self._module, objective, groups[0]["params"],
             teacher=self._teacher(cut) if objective.teacher else None, head=self.head,
             smoothing=training.label_smoothing,
             classify=harmful is not None and harmful.kind == "classification",
@@ -139,11 +139,15 @@ class Run:
         the gradient's norm before clipping and the learning rate.
         """
         torch.manual_seed(1_000_003 * self.seed + step)
+        generator = torch.Generator(self.fabric.device)
+        generator.manual_seed(1_000_003 * self.seed + step)
         if self.training.augment:
-            generator = torch.Generator(self.fabric.device)
-            generator.manual_seed(1_000_003 * self.seed + step)
             batch = augmented(batch[0], generator), batch[1]
-            other = None if other is None else (augmented(other[0], generator), other[1])
+        if other is not None:
+            inputs, targets = other[0], self._encode(other[1])
+            if self.training.augment:
+                inputs = augmented(inputs, generator)
+            other = mixed(inputs, targets, generator) if self.training.mix else (inputs, targets)
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * self.training.factor(step, self.steps)
         values = self.engine.gradients(batch, other)
@@ -190,6 +194,9 @@ def _count(task: Task) -> int:
 
 def _check(cut: Cut, harmful: Task | None, training: Training) -> list[str]:
     """Warn of a Gram with too few samples; return what the record should say."""
+    if training.mix and (harmful is None or not harmful.train.first(1).is_floating_point()):
+        came = "there is none" if harmful is None else f"{harmful.name} holds whole numbers"
+        raise SettingsError(f"mix averages inputs of the harmful task, and {came}: leave it out.")
     if harmful is None:
         return []
     size = min(training.harmful_batch, _count(harmful))

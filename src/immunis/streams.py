@@ -163,6 +163,22 @@ def _fits(inputs: Tensor, device: torch.device) -> bool:
     return inputs.nbytes < torch.cuda.mem_get_info(device)[0] / 4
 
 
+def mixed(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Move each row, and its target as far, up to half-way to another (mixup, Zhang et al. 2018).
+
+    ``x ← (1−λ)x + λx′`` and ``y ← (1−λ)y + λy′``, λ uniform in [0, ½), (x′, y′) from the
+    same batch.
+    """
+    n, device = len(inputs), inputs.device
+    share = torch.rand(n, generator=generator, device=device) / 2
+    other = torch.randperm(n, generator=generator, device=device)
+
+    def mix(values: Tensor) -> Tensor:
+        return values.lerp(values[other], share.to(values).view(n, *[1] * (values.ndim - 1)))
+
+    return mix(inputs), mix(targets)
+
+
 def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
     """Zoom in on a random part (60 to 100% of each side) and flip half of the images."""
     if images.ndim != 4:

@@ -29,7 +29,8 @@ class View:
         labels: class positions, or targets, of the primary batch.
         primary: pooled features of the primary batch by layer; ``""`` is where the head reads.
         harmful: pooled features of the harmful batch by layer.
-        targets: harmful labels as a float64 matrix (n_H, C_H), one-hot for classes.
+        targets: harmful labels as a float64 matrix (n_H, C_H), one-hot for classes
+            (mixed where the rows are).
         teacher: the original model's answers to the primary batch, and its features of it, if
             the objective asks.
         head: a harmful head that follows the features, if the objective asks.
