@@ -203,7 +203,7 @@ def foretold_table(record: Record) -> Table:
     return Table(cheap.title, [*cheap.columns, *worst.columns[1:4], worst.columns[5]], rows)
 
 
-BRIEF = ("ridge", "logistic", "mlp", "knn", "earlier_layer")
+BRIEF = ("ridge", "logistic", "mlp", "knn", "earlier_layer", "finetune_all")
 
 
 def brief_table(record: Record) -> Table:
