@@ -1,4 +1,4 @@
-"""What of a defence carries over to an attacker's rows: ρ alone, with collapse, and with keep.
+"""What of a defence carries over to an attacker's rows: ρ alone, with collapse, keep and mix.
 
 python benchmarks/carry_over.py [record.json] [--data FOLDER]
 
@@ -30,10 +30,11 @@ from immunis.tasks import Task
 from immunis.training import fit
 
 SIZE, SEEDS = 16, 3
-VARIANTS = {
-    "probe": {},
-    "with collapse": {"collapse": 0.3},
-    "with collapse and keep": {"collapse": 0.3, "keep": 1.0},
+VARIANTS = {  # settings of the method and of training
+    "probe": ({}, {}),
+    "with collapse": ({"collapse": 0.3}, {}),
+    "with collapse and keep": ({"collapse": 0.3, "keep": 1.0}, {}),
+    "with collapse, keep and mix": ({"collapse": 0.3, "keep": 1.0}, {"mix": True}),
 }
 HARMFUL = {"Flowers": "tiny-imagenet-flowers-resnet18", "Cars": "tiny-imagenet-cars-resnet18"}
 PRETRAINING = {"layers": ["*"], "epochs": 12, "augment": True, "evaluate": 3}
@@ -83,11 +84,11 @@ def main() -> None:
             start = fit(whole, supervised_only(), primary, None, training_of(PRETRAINING)).model
         whole = cut(start, primary.train.first(2), primary.outputs)
         found = {"untrained": [read(network(1), *samples)], "original": [read(start, *samples)]}
-        for label, settings in VARIANTS.items():
+        for label, (settings, training) in VARIANTS.items():
             objective = probe.objective(probe.configure(settings, network=True), whole)
             found[label] = []
             for seed in range(SEEDS):
-                how = training_of(TRAINING)
+                how = training_of(TRAINING | training)
                 result = fit(whole, objective, primary, tasks.harmful, how, seed=seed)
                 found[label].append(read(result.model, *samples))
         figures[name] = found
