@@ -35,6 +35,7 @@ VARIANTS = {  # settings of the method and of training
     "with collapse": ({"collapse": 0.3}, {}),
     "with collapse and keep": ({"collapse": 0.3, "keep": 1.0}, {}),
     "with collapse, keep and mix": ({"collapse": 0.3, "keep": 1.0}, {"mix": True}),
+    "as well, twice the steps": ({"collapse": 0.3, "keep": 1.0}, {"mix": True, "steps": 1000}),
 }
 HARMFUL = {"Flowers": "tiny-imagenet-flowers-resnet18", "Cars": "tiny-imagenet-cars-resnet18"}
 PRETRAINING = {"layers": ["*"], "epochs": 12, "augment": True, "evaluate": 3}
