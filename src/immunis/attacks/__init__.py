@@ -17,6 +17,7 @@ from immunis.attacks import (
     earlier_layer,
     finetune_all,
     finetune_last,
+    float64,
     gd_constant,
     gd_line_search,
     harmless_first,
@@ -75,6 +76,7 @@ GROUPS: dict[str, tuple[Attack, ...]] = {
             distil,
             reparameterise,
             pseudo_inverse,
+            float64,
         ),
     }.items()
 }
