@@ -426,6 +426,19 @@ def test_fewer_harmful_samples_than_dimensions_warn():
         run("probe")
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "changes", "says"),
+    [
+        ("condition", {}, {"batch": 12}, "12 primary samples a step in 16 dim.*Raise batch"),
+        ("probe", {"lift": 100}, {}, "96 harmful samples a step in 100 dim.*Raise harmful_batch"),
+        ("probe", {}, {"held_out": 0.92}, "16 dimensions.*Give more of them"),
+    ],
+)
+def test_every_gram_is_counted(name, settings, changes, says):
+    with pytest.warns(RankWarning, match=says):
+        run(name, dataclasses.replace(SHORT, steps=1, evaluate=1, **changes), settings)
+
+
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     calls = []
 
@@ -441,6 +454,12 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     state = checkpoints.read(tmp_path / checkpoints.NAME)
     assert state["step"] == 5
     assert all(torch.isfinite(t).all() for t in state["model"].values() if t.is_floating_point())
+
+
+def test_features_that_overflow_between_evaluations_are_told_with_the_step():
+    training = dataclasses.replace(SHORT, rate=1e30, clip=1e30, warmup=0.0, evaluate=2)
+    with pytest.raises(NumericalError, match=r"diverged at step 1: .* Lower the rate"):
+        run("probe", training)
 
 
 def test_a_checkpoint_holds_the_loss_scale_of_half_precision(tmp_path, monkeypatch):

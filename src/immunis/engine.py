@@ -119,8 +119,8 @@ class Engine:
                 size, multiple = pull(name), self.objective.multiples.get(name, 1.0)
                 if not (math.isfinite(size) and math.isfinite(base)):
                     raise NumericalError(
-                        f"training diverged at step 0: the gradient of {name} or of the primary "
-                        "loss is not finite. Check the model's weights and the scale of its inputs."
+                        f"the gradient of {name} or of the primary loss is not finite at the "
+                        "start. Check the model's weights and the scale of its inputs."
                     )
                 found[name] = multiple * base / size if size > 0 else 0.0
                 if not size:

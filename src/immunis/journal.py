@@ -79,7 +79,8 @@ class Journal:
         """The error of a run that cannot go on."""
         kept = f" The last good checkpoint is {self.kept}." if self.kept else ""
         return NumericalError(
-            f"training diverged at step {step}: {what}. Lower the rate, the weights or clip.{kept}"
+            f"training diverged at step {step}: {what.rstrip('.')}. Lower the rate, the weights or "
+            f"clip.{kept}"
         )
 
     def keep(self, step: int) -> None:

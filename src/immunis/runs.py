@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from immunis.heldout import HeldOut
 from immunis.objectives.base import Objective
 from immunis.plan import Hardware, Training
 from immunis.prepare import check_head, encoder_of, groups_of, optimizer_of, set_mode, trainable
-from immunis.processes import summed, world
+from immunis.processes import rank, summed, world
 from immunis.streams import Stream, augmented, held_out, mixed
 from immunis.taps import Tapped
 from immunis.tasks import Task
@@ -62,7 +62,7 @@ class Run:
             start.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if hardware.compile:
             start.model.compile()
-        self.notes = _check(start, harmful, training)
+        self.notes = _check(primary, harmful, training, {"harmful": cut.width, **objective.needs})
         self._open(primary, harmful)
 
         with warnings.catch_warnings():  # newer torch has another word for broadcast_buffers
@@ -135,12 +135,13 @@ class Run:
     def gradients(self, step: int, batch: Batch, other: Batch | None) -> dict[str, float]:
         """Leave a step's clipped gradient in place.
 
-        All randomness of the step is a function of its number. Returns the value of each term,
+        All randomness of the step is a function of its number (with several processes, of theirs
+        too where images are augmented or rows mixed). Returns the value of each term,
         the gradient's norm before clipping and the learning rate.
         """
         torch.manual_seed(1_000_003 * self.seed + step)
         generator = torch.Generator(self.fabric.device)
-        generator.manual_seed(1_000_003 * self.seed + step)
+        generator.manual_seed((1_000_003 * self.seed + step) * world() + rank())
         if self.training.augment:
             batch = augmented(batch[0], generator), batch[1]
         if other is not None:
@@ -192,19 +193,30 @@ def _count(task: Task) -> int:
     return count
 
 
-def _check(cut: Cut, harmful: Task | None, training: Training) -> list[str]:
+def _check(
+    primary: Task, harmful: Task | None, training: Training, needs: Mapping[str, int]
+) -> list[str]:
     """Warn of a Gram with too few samples; return what the record should say."""
     if training.mix and (harmful is None or not harmful.train.first(1).is_floating_point()):
         came = "there is none" if harmful is None else f"{harmful.name} holds whole numbers"
         raise SettingsError(f"mix averages inputs of the harmful task, and {came}: leave it out.")
     if harmful is None:
         return []
-    size = min(training.harmful_batch, _count(harmful))
-    if size > cut.width:
-        return []
-    note = (
-        f"{size} harmful samples a step in {cut.width} dimensions: the Gram is rank-deficient and "
-        f"a probe explains any labels. Raise harmful_batch (and accumulate) above {cut.width}."
-    )
-    warnings.warn(note, RankWarning, stacklevel=4)
-    return [note]
+    notes = []
+    for role, task, setting in (
+        ("primary", primary, "batch"),
+        ("harmful", harmful, "harmful_batch"),
+    ):
+        rows, least = len(held_out(_count(task), training.held_out)[0]), needs.get(role, 0)
+        size = min(getattr(training, setting), rows)
+        if size > least:
+            continue
+        fault = "the Gram is rank-deficient"
+        if role == "harmful":
+            fault += " and a probe explains any labels"
+        remedy = f"Raise {setting} (and accumulate) above {least}"
+        if rows <= least:
+            remedy = f"Give more of them: {rows} are trained on"
+        notes.append(f"{size} {role} samples a step in {least} dimensions: {fault}. {remedy}.")
+        warnings.warn(notes[-1], RankWarning, stacklevel=4)
+    return notes

@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from immunis import checkpoints
-from immunis.errors import SettingsError
+from immunis.errors import NumericalError, SettingsError
 from immunis.features import Cut, state_digest
 from immunis.journal import Journal
 from immunis.judge import doubts
@@ -112,7 +112,10 @@ def fit(
     stride = math.ceil(run.steps / training.evaluate)
     end = run.steps if journal.patient else journal.step
     for step, batch, other in run.batches(journal.step, end):
-        values = run.gradients(step, batch, other)
+        try:
+            values = run.gradients(step, batch, other)
+        except NumericalError as error:
+            raise journal.diverged(step, str(error)) from None
         if bad := run.unsound(values):
             terms = [name for name in bad if name != "gradient"] or ["the gradient"]
             raise journal.diverged(step, f"{' and '.join(terms)} is not finite")

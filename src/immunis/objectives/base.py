@@ -113,6 +113,8 @@ class Objective:
         multiples: factors on balanced weights.
         teacher: whether the original model's answers and features are wanted.
         head: whether a harmful head that follows the features is wanted.
+        needs: rows that a step must exceed for its Grams, by task, beyond one for each harmful
+            feature.
         judge: what early stopping asks of the harmful task: a high κ against the primary
             one (``"rir"``), or little that a probe can read (``"probe"``).
     """
@@ -125,6 +127,7 @@ class Objective:
     multiples: Mapping[str, float] = field(default_factory=dict)
     teacher: bool = False
     head: bool = False
+    needs: Mapping[str, int] = field(default_factory=dict)
     judge: Literal["rir", "probe"] = "rir"
 
 

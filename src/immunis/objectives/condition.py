@@ -41,4 +41,5 @@ def objective(settings: Settings, cut: Cut) -> Objective:
         terms,
         {"r_well": settings.lambda_primary, "r_ill": settings.lambda_harmful},
         multiples={"r_well": settings.multiple_primary, "r_ill": settings.multiple_harmful},
+        needs={"primary": cut.width},
     )

@@ -19,4 +19,5 @@ def objective(settings: Balanced, cut: Cut) -> Objective:
         },
         {"kappa": settings.weight},
         multiples={"kappa": settings.multiple},
+        needs={"primary": cut.width},
     )

@@ -122,6 +122,7 @@ def objective(settings: Settings, cut: Cut) -> Objective:
         ),
         layers=layers,
         teacher=settings.distillation > 0 or settings.keep > 0,
+        needs={"harmful": max(cut.width, settings.lift)},
         judge="probe",
     )
 
