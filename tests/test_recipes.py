@@ -61,6 +61,7 @@ def test_every_bundled_recipe_is_valid(name):
             "needs a network",
         ),
         ("[data]\nsource = 'digits'\n[pretrain]", "needs a network"),
+        ("[data]\nsource = 'digits'\n[pretrain]\nmix = true", "mix is for harmful rows"),
         ("[data]\nsource = ['digits']", "unknown data source"),
         ("[data]\nsource = 'digits'\nprimary = 3", "primary=3 is of type int"),
         ("[data]\nsource = 'digits'\nprimary = [[0, 1], [2]]", "primary="),

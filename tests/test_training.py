@@ -409,6 +409,13 @@ def test_a_model_without_a_linear_head_is_refused():
         immunize(torch.eye(3), *tasks(), "probe", training=SHORT)
 
 
+def test_weights_that_are_not_finite_are_refused_by_name():
+    model = small_net()
+    model[0].weight.data[0] = math.nan
+    with pytest.raises(InputError, match=r"the model's 0\.weight holds NaN"):
+        immunize(model, *tasks(), "probe", training=SHORT)
+
+
 def test_methods_say_where_they_apply():
     with pytest.raises(SettingsError, match="trains no network"):
         immunize(small_net(), *tasks(), "frontier", training=SHORT)

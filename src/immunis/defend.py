@@ -126,6 +126,9 @@ def defend(
     check_pair(primary, harmful)
     if not isinstance(model, nn.Module):
         raise InputError(f"expected a network (nn.Module) to train, got {type(model).__name__}.")
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise InputError(f"the model's {name} holds NaN or infinities; load other weights.")
     plain = copy.deepcopy(model).eval()
     whole = cut(plain, primary.train.first(2), primary.outputs, head)
     if whole.head is None:
