@@ -6,7 +6,7 @@ path as argument, saves them as a record.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 import warnings
 
@@ -18,6 +18,9 @@ from immunis.audit import audit
 
 def main() -> None:
     """Audit the identity and two defences of it on synthetic clusters."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", nargs="?", help="where to save the figures")
+    given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     d, classes = 512, 20
@@ -43,10 +46,10 @@ def main() -> None:
     for name, seconds in spent:
         print(f"{seconds:8.1f} s  {name}")
     print(f"{wall:8.1f} s  wall time, two workers; target 300 s")
-    if len(sys.argv) > 1:
+    if given.record:
         figures = {"wall": wall, "target": 300.0, "attacks": dict(spent)}
         Record("bench", "standard audit, 10,000x512, three models", figures, seconds=wall).save(
-            sys.argv[1]
+            given.record
         )
 
 

@@ -8,6 +8,7 @@ argument, the ratios are saved there as a record.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 import warnings
@@ -94,6 +95,9 @@ def streamed_gram() -> tuple[str, float, float, bool]:
 
 def main() -> int:
     """Run every benchmark, print one line each, and save a record where a path is given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", nargs="?", help="where to save the figures")
+    given = parser.parse_args()
     warnings.simplefilter("ignore", RankWarning)
     start, ratios, missed = time.perf_counter(), {}, 0
     for bench in (streamed_gram, algorithm_1, frontier):
@@ -106,9 +110,11 @@ def main() -> int:
         missed += not good
         ratios[bench.__name__] = {"what": what, "ratio": ratio, "target": target, "met": good}
         print(f"{'ok  ' if good else 'MISS'} {ratio:.3g}x (target {target:.3g}x)  {what}")
-    if len(sys.argv) > 1:
+    if given.record:
         seconds_taken = time.perf_counter() - start
-        Record("bench", "core", {"ratios": ratios}, seed=0, seconds=seconds_taken).save(sys.argv[1])
+        Record("bench", "core", {"ratios": ratios}, seed=0, seconds=seconds_taken).save(
+            given.record
+        )
     return min(missed, 1)
 
 

@@ -9,6 +9,7 @@ missed. With a path as argument, the figures are saved there as a record.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -187,9 +188,13 @@ PARTS: dict[str, Callable[[], list[Line]]] = {
 
 def main() -> int:
     """Run every part in a process of its own, print its lines, save a record where asked."""
-    if sys.argv[1:2] == ["--part"]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", nargs="?", help="where to save the figures")
+    parser.add_argument("--part", choices=PARTS, help="run one alone and print its lines as JSON")
+    given = parser.parse_args()
+    if given.part:
         warnings.simplefilter("ignore")
-        print(json.dumps(PARTS[sys.argv[2]]()))
+        print(json.dumps(PARTS[given.part]()))
         return 0
     start, rows, missed = time.perf_counter(), {}, 0
     for name in PARTS:
@@ -207,10 +212,10 @@ def main() -> int:
                 "what": what, "figure": figure, "bound": bound, "target": target, "met": good,
             }  # fmt: skip
             print(f"{'ok  ' if good else 'MISS'} {figure:.3g} ({bound} {target:g})  {what}")
-    if len(sys.argv) > 1:
+    if given.record:
         spent = time.perf_counter() - start
         where = {"cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}
-        Record("bench", "load", {"rows": rows}, where, seed=0, seconds=spent).save(sys.argv[1])
+        Record("bench", "load", {"rows": rows}, where, seed=0, seconds=spent).save(given.record)
     return min(missed, 1)
 
 

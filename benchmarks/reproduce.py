@@ -8,6 +8,7 @@ misses its target. With a path as argument, the ratios are saved there as a reco
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -50,6 +51,9 @@ def our_step(x_p: torch.Tensor, x_h: torch.Tensor) -> float:
 
 def main() -> int:
     """Time both, print the ratio, and save a record where a path is given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", nargs="?", help="where to save the figures")
+    given = parser.parse_args()
     begun = time.perf_counter()
     torch.set_num_threads(1)
     try:
@@ -82,9 +86,9 @@ def main() -> int:
         print(
             f"{'ok  ' if ratio >= target else 'MISS'} {ratio:.3g}x (target {target:.3g}x)  {line}"
         )
-    if len(sys.argv) > 1:
+    if given.record:
         spent = time.perf_counter() - begun
-        Record("bench", "reproduce", {"ratios": ratios}, seed=0, seconds=spent).save(sys.argv[1])
+        Record("bench", "reproduce", {"ratios": ratios}, seed=0, seconds=spent).save(given.record)
     return int(not all(row["met"] for row in ratios.values()))
 
 
