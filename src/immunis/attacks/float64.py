@@ -27,12 +27,10 @@ CUTOFFS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14)
 BATCH = 256
 
 
-def read(cut: Cut, inputs: np.ndarray, device: str) -> Tensor:
-    """Features of a network that is in float64."""
-    blocks = (tensor(inputs[i : i + BATCH]) for i in range(0, len(inputs), BATCH))
-    wide = (block.double() if block.is_floating_point() else block for block in blocks)
+def read(cut: Cut, inputs: np.ndarray) -> Tensor:
+    """Features in the network's own precision."""
     with torch.no_grad():
-        return torch.cat([cut.read(block.to(device))[0].double().cpu() for block in wide])
+        return torch.cat([cut.read(block)[0].cpu() for block in tensor(inputs).split(BATCH)])
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
@@ -42,7 +40,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     cut.model.to(device, torch.float64)
     meter = Meter(arena)
     try:
-        parts = [read(cut, part.inputs, device) for part in (arena.train, arena.test)]
+        parts = [read(cut, part.inputs).double() for part in (arena.train, arena.test)]
     except (RuntimeError, TypeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
