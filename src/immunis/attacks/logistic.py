@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -10,38 +9,40 @@ from torch.nn import functional
 from immunis.attacks.base import Arena, Attack, Meter, NotApplicableError, Point, Settings
 
 TOLERANCE = 1e-4  # of the gradient, as scikit-learn has it
+STILL = 1e-14  # of the loss, and of the weights
 
 
 def logistic(z: Tensor, y: Tensor, c: float, steps: int) -> tuple[Tensor, Tensor, int]:
     """Weights, biases and number of steps that minimise ``Σ −log softmax(Wz+b)_y + ‖W‖²/2c``.
 
-    L-BFGS on the features' device. Products are in the features' dtype and all else in float64, or
-    it would stop early where features are badly conditioned. Classes are numbered from 0 and all
-    occur; of two, only the difference of their weights counts, and is penalised as scikit-learn
-    does (``‖w₁ − w₀‖²/2c``).
+    L-BFGS, all of it on the features' device. Products are in the features' dtype and all else in
+    float64, or it would stop early where features are badly conditioned. Classes are numbered from
+    0 and all occur; of two, only the difference of their weights counts, and is penalised as
+    scikit-learn does (``‖w₁ − w₀‖²/2c``).
     """
-    from scipy.optimize import minimize  # slow to import
-
     (n, d), classes = z.shape, int(y.max()) + 1
     if classes == 2:
         c = c / 2
 
-    def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        theta = torch.from_numpy(flat).to(z.device).reshape(classes, d + 1)
-        weights = theta[:, :-1]
-        answers = (z @ weights.T.to(z)).double() + theta[:, -1]
-        loss = functional.cross_entropy(answers, y) + weights.square().sum() / (2 * c * n)
-        wrong = answers.softmax(1)
-        wrong[torch.arange(n, device=z.device), y] -= 1
-        slope = (wrong.T.to(z) @ z).double() / n + weights / (c * n)
-        gradient = torch.cat([slope, wrong.mean(0)[:, None]], dim=1)
-        return float(loss), gradient.flatten().cpu().numpy()
+    theta = torch.zeros(classes, d + 1, dtype=torch.float64, device=z.device)
+    weights, bias = theta[:, :-1], theta[:, -1]
+    rows = torch.arange(n, device=z.device)
 
-    options = {"maxiter": steps, "maxls": 50, "gtol": TOLERANCE, "ftol": 64 * np.finfo(float).eps}
-    start = np.zeros(classes * (d + 1))
-    found = minimize(value, start, method="L-BFGS-B", jac=True, options=options)
-    theta = torch.from_numpy(found.x).reshape(classes, d + 1)
-    return theta[:, :-1], theta[:, -1], int(found.nit)
+    @torch.no_grad()
+    def value() -> Tensor:
+        answers = (z @ weights.T.to(z)).double() + bias
+        wrong = answers.softmax(1)
+        wrong[rows, y] -= 1
+        slope = (wrong.T.to(z) @ z).double() / n + weights / (c * n)
+        theta.grad = torch.cat([slope, wrong.mean(0)[:, None]], dim=1)
+        return functional.cross_entropy(answers, y) + weights.square().sum() / (2 * c * n)
+
+    descent = torch.optim.LBFGS(
+        [theta], max_iter=steps, max_eval=50 * steps, tolerance_grad=TOLERANCE,
+        tolerance_change=STILL, history_size=10, line_search_fn="strong_wolfe",
+    )  # fmt: skip
+    descent.step(value)
+    return weights.cpu(), bias.cpu(), int(descent.state[theta]["n_iter"])
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:

@@ -24,6 +24,7 @@ def images(
     size: int = 224,
     memory: bool = False,
     scaling: Scaling = "imagenet",
+    cache: str | None = None,
     folder: str | None = None,
 ) -> Tasks:
     """Read images: folders, Hugging Face parquet, Stanford Cars' devkit, or timm's readers.
@@ -32,6 +33,7 @@ def images(
     given to the attacker. Images that occur twice are kept once, and those of the test split
     are dropped from training, so that nobody is scored on what they have seen. ``memory``
     decodes everything once, up front, in an order that does not depend on the layout;
+    ``cache`` is a folder where decoded pixels are kept for later epochs and runs;
     ``scaling`` is what the model was trained with.
     """
     if size < 8:
@@ -44,6 +46,8 @@ def images(
         train = read_images(where, "train", size, None, scaling, root)
         classes = getattr(train, "classes", None)
         test = read_images(where, "test", size, classes, scaling, root)
+        if cache is not None:
+            train, test = (_images(part, name, "cache").cached(cache) for part in (train, test))
         if memory:
             train, test = _in_order(train, name), _in_order(test, name)
         if distinct and isinstance(train, Images) and isinstance(test, Images):
@@ -77,10 +81,15 @@ def images(
     return Tasks(first, defender, attacker, others)
 
 
-def _in_order(data: Dataset, name: str) -> Images:
-    """Images sorted by class and content, so that the same ones make the same task."""
+def _images(data: Dataset, name: str, setting: str) -> Images:
     if not isinstance(data, Images):
-        raise SettingsError(f"{name}: memory = true goes with folders and parquet, not with timm.")
+        raise SettingsError(f"{name}: {setting} goes with folders and parquet, not with timm.")
+    return data
+
+
+def _in_order(source: Dataset, name: str) -> Images:
+    """Images sorted by class and content, so that the same ones make the same task."""
+    data = _images(source, name, "memory = true")
     keyed = [(item.label, hashlib.sha256(item.content()).digest(), item) for item in data.items]
     return data.having([item for *_, item in sorted(keyed, key=lambda k: k[:2])])
 

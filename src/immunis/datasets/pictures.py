@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from immunis.datasets.pixelcache import PixelCache
 from immunis.errors import InputError
 from immunis.splits import MOST_CORRUPT, Corrupt
 
@@ -42,6 +43,16 @@ class Item:
         """The encoded image."""
         return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
 
+    def mark(self) -> str:
+        """What changes where the content does: a hash of bytes, or a file's size and date."""
+        if isinstance(self.source, bytes):
+            return hashlib.sha256(self.source).hexdigest()
+        try:
+            found = self.source.stat()
+        except OSError:
+            return "missing"
+        return f"{found.st_size} {found.st_mtime_ns}"
+
 
 def _size_of(item: Item) -> int:
     try:
@@ -55,7 +66,8 @@ class Images(Dataset):
 
     The shorter side is resized to ``size`` and the centre is kept. What cannot be decoded
     comes as ``Corrupt``, which tasks skip and count. With ``raw`` pixels come as uint8, a
-    quarter of the bytes, and ``finish`` scales them on the device.
+    quarter of the bytes, and ``finish`` scales them on the device. With ``cached`` each is
+    decoded once and read from disk from then on.
     """
 
     def __init__(
@@ -65,17 +77,23 @@ class Images(Dataset):
         classes: Sequence[str] | None = None,
         scaling: Scaling = "imagenet",
         raw: bool = False,
+        cache: PixelCache | None = None,
     ) -> None:
         self.items, self.size, self.classes = list(items), size, classes
-        self.scaling, self.raw = scaling, raw
+        self.scaling, self.raw, self.cache = scaling, raw, cache
 
     def having(self, items: Sequence[Item]) -> Images:
-        """Other images, shown alike."""
-        return Images(items, self.size, self.classes, self.scaling, self.raw)
+        """Some of the images, shown alike."""
+        return Images(items, self.size, self.classes, self.scaling, self.raw, self.cache)
 
     def as_raw(self) -> Images:
         """The same images as uint8."""
-        return Images(self.items, self.size, self.classes, self.scaling, raw=True)
+        return Images(self.items, self.size, self.classes, self.scaling, True, self.cache)
+
+    def cached(self, folder: str | Path) -> Images:
+        """The same images, with decoded pixels kept in a folder."""
+        cache = PixelCache(folder, [(item.name, item.mark()) for item in self.items], self.size)
+        return Images(self.items, self.size, self.classes, self.scaling, self.raw, cache)
 
     def finish(self, pixels: Tensor) -> Tensor:
         """Scale uint8 pixels, wherever they are, as the model expects them."""
@@ -102,10 +120,16 @@ class Images(Dataset):
     def pixels(self, index: int) -> Tensor | Corrupt:
         """One image as uint8."""
         item = self.items[index]
+        kept = self.cache.read(item.name) if self.cache is not None else None
+        if kept is not None:
+            return kept
         try:
-            return decode(item.content(), self.size)
+            found = decode(item.content(), self.size)
         except Exception as error:  # a decoder meets arbitrary bytes: any failure is the file's
             return Corrupt(item.name, f"{type(error).__name__}: {error}")
+        if self.cache is not None:
+            self.cache.write(item.name, found)
+        return found
 
 
 def decode(content: bytes, size: int) -> Tensor:
