@@ -127,7 +127,7 @@ def _train(rank, port, folder, name, settings):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("probe", {"attacker_steps": 1, "depths": 2, "collapse": 0.5, "keep": 50.0}),
+        ("probe", {"attacker_steps": 1, "depths": 2, "collapse": 0.5, "keep": 50.0, "hold": 1.0}),
         ("condition", {}),
         ("imma", {}),
     ],

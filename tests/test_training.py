@@ -30,7 +30,7 @@ from immunis.heldout import HeldOut
 from immunis.judge import RIDGES, crossed, doubts, merit, read_by_probes, ridge_answers
 from immunis.methods import METHODS, get_method
 from immunis.objectives.base import SUPERVISED, Objective, supervised_only
-from immunis.objectives.probe import moved, total_variance
+from immunis.objectives.probe import moved, shrunk, total_variance
 from immunis.plan import Hardware, Training
 from immunis.splits import Corrupt
 from immunis.streams import Stream, held_out
@@ -166,6 +166,59 @@ def test_keep_holds_the_primary_features_where_they_were():
     kept, free = (run("probe", settings={"keep": k}).model for k in (10.0, 0.0))
     assert distance(start.model) == 0
     assert 0 < distance(kept) < distance(free) / 2
+
+
+def held_view(after, before):
+    return SimpleNamespace(primary={"": after}, teacher=(None, before))
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_hold_measures_each_direction_by_what_is_left_of_it(scale):
+    before = torch.linalg.qr(torch.randn(40, 5, dtype=torch.float64))[0] * scale
+    shrink = torch.diag(torch.tensor([1.0, 1, 1, 1, 0.01], dtype=torch.float64))
+    after = before @ shrink
+    assert torch.allclose(shrunk(held_view(after, before)), torch.tensor(99.0**2 / 5).double())
+    mixing = torch.randn(5, 5, dtype=torch.float64)  # a map of both changes nothing
+    found = shrunk(held_view(after @ mixing, before @ mixing))
+    assert torch.allclose(found, torch.tensor(99.0**2 / 5).double(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_hold_bounds_how_far_eigenvalues_have_fallen(seed):
+    torch.manual_seed(seed)
+    before = torch.randn(60, 6, dtype=torch.float64) * torch.logspace(0, -3, 6)
+    after = before @ torch.randn(6, 6, dtype=torch.float64) + 0.1 * torch.randn(60, 6)
+    value = float(shrunk(held_view(after, before)))
+    now, then = (torch.linalg.eigvalsh(z.T @ z) for z in (after, before))
+    assert bool((then <= now * (1 + (6 * value) ** 0.5) ** 2 * (1 + 1e-6)).all())
+
+
+def test_hold_has_the_gradient_of_its_formula():
+    before = torch.randn(20, 3, dtype=torch.float64)
+    after = (before + 0.3 * torch.randn(20, 3)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: shrunk(held_view(z, before)), (after,))
+
+
+def test_hold_says_what_it_needs():
+    with pytest.raises(SettingsError, match="4 primary rows for 4 features"):
+        shrunk(held_view(torch.ones(4, 4), torch.ones(4, 4)))
+    with pytest.raises(NumericalError, match="NaN"):
+        shrunk(held_view(torch.full((9, 2), torch.nan), torch.ones(9, 2)))
+    dead = torch.zeros(9, 2)
+    assert float(shrunk(held_view(dead, dead))) == 0
+
+
+def test_hold_lets_no_direction_of_the_primary_features_shrink():
+    primary, _ = tasks()
+    start, inputs = whole(), primary.train.first(60)
+
+    def value(model):
+        before, after = (part.read(inputs)[0].detach() for part in (start, whole(model)))
+        return float(shrunk(held_view(after, before)))
+
+    held, free = (run("probe", settings={"hold": h}).model for h in (10.0, 0.0))
+    assert value(start.model) == 0
+    assert 0 < value(held) < value(free) / 2
 
 
 def test_simulated_attacker_leaves_the_parameters_where_they_were():

@@ -29,6 +29,7 @@ SCALINGS = {  # mean and deviation of each channel, as timm's models were traine
 }
 MOST_PIXELS = 1 << 26
 CHUNK = 64  # images scaled at once: small ones stay in a processor's cache
+LARGE = 1 << 14  # bytes of an encoded image from which on threads help to decode it
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,15 @@ class Item:
         """The encoded image."""
         return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
 
+    def length(self) -> int:
+        """Bytes of the encoded image; -1 where it cannot be found."""
+        if isinstance(self.source, bytes):
+            return len(self.source)
+        try:
+            return os.path.getsize(self.source)
+        except OSError:
+            return -1
+
     def mark(self) -> str:
         """What changes where the content does: a hash of bytes, or a file's size and date."""
         if isinstance(self.source, bytes):
@@ -52,13 +62,6 @@ class Item:
         except OSError:
             return "missing"
         return f"{found.st_size} {found.st_mtime_ns}"
-
-
-def _size_of(item: Item) -> int:
-    try:
-        return os.path.getsize(item.source)
-    except OSError:
-        return -1
 
 
 class Images(Dataset):
@@ -112,9 +115,7 @@ class Images(Dataset):
         """Hash of every image's name, encoded size and class, and of the size it is shown at."""
         total = hashlib.sha256(f"{self.size} {self.scaling}".encode())
         for item in self.items:
-            bytes_ = item.source if isinstance(item.source, bytes) else None
-            length = len(bytes_) if bytes_ is not None else _size_of(item)
-            total.update(f"{Path(item.name).name} {length} {item.label}\n".encode())
+            total.update(f"{Path(item.name).name} {item.length()} {item.label}\n".encode())
         return f"files-{total.hexdigest()[:32]}-{len(self)}"
 
     def pixels(self, index: int) -> Tensor | Corrupt:
@@ -156,9 +157,18 @@ def normalised(image: Tensor, scaling: Scaling = "imagenet") -> Tensor:
 
 
 def load(data: Images, where: str) -> tuple[Tensor, Tensor]:
-    """Decode a whole data set into memory, on all cores; skips and counts what is corrupt."""
-    with ThreadPoolExecutor() as pool:
-        found = list(pool.map(data.pixels, range(len(data))))
+    """Decode a whole data set into memory; skips and counts what is corrupt.
+
+    Large images are decoded on all cores. Small ones hardly leave the interpreter's lock, and
+    threads that wait for it take longer than one alone.
+    """
+
+    def chunk(start: int) -> list[Tensor | Corrupt]:
+        return [data.pixels(row) for row in range(start, min(start + CHUNK, len(data)))]
+
+    length = max((item.length() for item in data.items[:CHUNK]), default=0)
+    with ThreadPoolExecutor(None if length >= LARGE else 1) as pool:
+        found = [pixels for part in pool.map(chunk, range(0, len(data), CHUNK)) for pixels in part]
     bad = [item for item in found if isinstance(item, Corrupt)]
     if len(bad) > max(1, MOST_CORRUPT * len(found)):
         raise InputError(

@@ -3,8 +3,9 @@
 ρ is the share of the harmful labels' variance that a ridge probe explains; it is invariant to
 invertible linear maps of the features, so no whitening or preconditioning brings it back.
 Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read.
-The primary loss and distillation to the original's logits keep the model what it was, and ``keep``
-holds its primary features near where they were, which also slows the rise of κ(H_P).
+The primary loss and distillation to the original's logits keep the model what it was; ``keep``
+holds its primary features near where they were, and ``hold`` lets none of their directions shrink,
+which bounds κ(H_P) and leaves the harm that ρ does to features to the harmful task.
 Drawing harmful features together (``collapse``) carries over to rows that were not trained on: it
 asks what kind of input a row is, where hiding each row's label can be learned by heart.
 Simulated attacker steps raise ρ first, so that what is minimised is what little tuning finds.
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from immunis.errors import NumericalError, SettingsError
 from immunis.features import Cut
 from immunis.lifting import fourier, white
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
@@ -27,6 +29,7 @@ from immunis.settings import require
 
 WIDTH = 0.5  # of the kernel that lifted features stand for, over the number of features
 STILL = 1e-6  # share of the mean square that stands for the variance of features without any
+HELD = 1e-9  # share of the mean eigenvalue down to which directions are held
 LEAST = 0.01  # share of the primary features' variance below which collapse asks for no more
 
 
@@ -47,6 +50,8 @@ class Settings:
         distillation: weight of the divergence from the original's logits.
         keep: weight of ``mean‖z − z⁰‖²/v⁰`` over the primary batch, z⁰ the original's features
             and v⁰ their total variance; for frozen BatchNorm statistics, as is the default.
+        hold: weight of ``tr(H⁻¹M)/D``, H and M the second moments of z and of z − z⁰ over the
+            primary batch, which needs more rows than features.
         attacker_steps: simulated attacker steps before ρ is taken once more; 0 for none.
         attacker_rate: size of such a step relative to the parameters.
     """
@@ -60,23 +65,24 @@ class Settings:
     collapse: float = 0.0
     distillation: float = 1.0
     keep: float = 0.0
+    hold: float = 0.0
     attacker_steps: int = 0
     attacker_rate: float = 0.01
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         floats = "weight", "ridge", "floor", "lift_ridge", "distillation", "attacker_rate"
-        for name in (*floats, "collapse", "keep", "lift", "attacker_steps"):
+        for name in (*floats, "collapse", "keep", "hold", "lift", "attacker_steps"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name}={value}: need >= 0")
         require(self.depths >= 1, f"depths={self.depths}: need >= 1")
 
 
 def objective(settings: Settings, cut: Cut) -> Objective:
-    """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, four terms more.
+    """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, five terms more.
 
     They are weight·ρ after the attacker's steps, weight·ρ of lifted features,
-    ``collapse·log(v_H/v_P + 0.01)`` and ``keep·mean‖z_P − z_P⁰‖²/v_P⁰``.
+    ``collapse·log(v_H/v_P + 0.01)``, ``keep·mean‖z_P − z_P⁰‖²/v_P⁰`` and ``hold·tr(H_P⁻¹M_P)/D``.
     """
     layers = ("", *reversed(cut.stages[:-1]))[: settings.depths]
 
@@ -101,6 +107,8 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             found["distillation"] = view.distillation
         if settings.keep:
             found["keep"] = moved(view)
+        if settings.hold:
+            found["hold"] = shrunk(view)
         return found
 
     attacked = settings.attacker_steps > 0
@@ -113,6 +121,7 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             "collapse": settings.collapse,
             "distillation": settings.distillation,
             "keep": settings.keep,
+            "hold": settings.hold,
         },
         after=(lambda view: {"rho_attacked": readable(view)}) if attacked else (lambda view: {}),
         attacker=(
@@ -121,7 +130,7 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             else None
         ),
         layers=layers,
-        teacher=settings.distillation > 0 or settings.keep > 0,
+        teacher=max(settings.distillation, settings.keep, settings.hold) > 0,
         needs={"harmful": max(cut.width, settings.lift)},
         judge="probe",
     )
@@ -134,6 +143,36 @@ def moved(view: View) -> Tensor:
     distance = (view.primary[""].float() - before).square().sum(1).mean()
     spread = total_variance(before, STILL).to(distance)
     return distance / spread.clamp(min=torch.finfo(distance.dtype).tiny)
+
+
+def shrunk(view: View) -> Tensor:
+    """``tr(H⁻¹M)/D`` with ``H = mean zzᵀ`` and ``M = mean (z − z⁰)(z − z⁰)ᵀ``, in float64.
+
+    How far primary features are from the original's, z⁰, each direction measured by what is left
+    of it: one that shrinks s times weighs (s − 1)². Where the value is v, ``H⁰ ⪯ (1 + √(Dv))²·H``,
+    so that no eigenvalue has fallen below its share of the original's (up to the damping of H).
+
+    Raises:
+        SettingsError: where the batch has no more rows than there are features.
+        NumericalError: where features are not finite.
+    """
+    assert view.teacher is not None
+    z = view.primary[""].to(torch.float64)
+    apart = z - view.teacher[1].to(z)
+    count, d = summed(z.new_tensor(float(len(z)))), z.shape[1]
+    if not count > d:
+        raise SettingsError(
+            f"hold: a step has {int(count)} primary rows for {d} features; raise training's batch "
+            "above that, or leave hold at 0."
+        )
+    h, m = (summed_with_gradient(x.mT @ x) / count for x in (z, apart))
+    damping = HELD * h.detach().diagonal().mean() + torch.finfo(h.dtype).tiny
+    factor, failed = torch.linalg.cholesky_ex(
+        h + damping * torch.eye(d, dtype=h.dtype, device=h.device)
+    )
+    if int(failed):
+        raise NumericalError("hold: the primary features hold NaN or infinities; lower the rate.")
+    return torch.cholesky_solve(m, factor).diagonal().sum() / d
 
 
 def total_variance(features: Tensor, still: float = 0.0) -> Tensor:
