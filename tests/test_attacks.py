@@ -27,6 +27,7 @@ from immunis.attacks.kernel import RIDGES, cross_validated
 from immunis.attacks.logistic import logistic
 from immunis.attacks.ridge import ridge_probe
 from immunis.attacks.search import grid, search
+from immunis.attacks.whiten import in_basis
 from immunis.features import cut
 from immunis.fresh import untrained
 from immunis.gram import gram_of
@@ -270,6 +271,26 @@ def test_a_direction_that_drowns_the_others_does_not_blind(name):
     assert max(p.test for p in outcome.points) > 0.8
     if name != "kernel":  # which damps as little as it takes
         assert outcome.settings["basis"] == "white"
+
+
+@pytest.mark.parametrize("name", ["mlp", "knn", "kernel"])
+def test_rows_much_longer_than_others_do_not_blind(name):
+    """Where a few rows are longer by orders of magnitude, a common scale shows no other."""
+
+    def data(seed):
+        x, y = separable(300, seed)
+        long = np.random.default_rng(seed).random(len(x)) < 0.03
+        return (x * np.where(long, 1e7, 1.0)[:, None]).astype(np.float32), y
+
+    outcome = search(ATTACKS[name], arena_for(ATTACKS[name], data=data, budget=100))
+    assert max(p.test for p in outcome.points) > 0.8
+    assert outcome.settings["basis"] == "unit"
+
+
+def test_rows_of_zeros_have_no_length_to_bring_to_one():
+    arena = arena_for(ATTACKS["mlp"], data=lambda seed: (np.ones((60, 3)), np.arange(60) % 2))
+    features, _ = in_basis(arena, "unit")
+    assert bool((features.z == 0).all())
 
 
 @pytest.mark.parametrize("name", ATTACKS)

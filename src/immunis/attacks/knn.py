@@ -37,7 +37,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
 ATTACK = Attack(
     "knn",
-    "k nearest neighbours on standardised or white features",
+    "k nearest neighbours on features",
     run,
     lambda arena: {
         "k": (5, 1, 20) if arena.patient else (5,),

@@ -11,7 +11,7 @@ from immunis.attacks.whiten import bases, in_basis
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
-    """Train ReLU network on standardised or white features by Adam with decoupled weight decay."""
+    """Train a ReLU network on features in some basis by Adam with decoupled weight decay."""
     features, meter = in_basis(arena, settings["basis"])
     hidden = min(256, max(64, 2 * features.dimension))
     probe = nn.Sequential(
