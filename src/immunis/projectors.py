@@ -7,6 +7,7 @@ averaged, from squarings, Cholesky factors and products. On a CPU ``eigh`` is fa
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from immunis.spectrum import relative_cutoff
 
 TURNS, SQUARINGS = 5, 4  # at most so many turns, of so many squarings each
 PURIFICATIONS = 8
+SMALL = 1024  # features up to which launching the products takes longer than they do
 CLEAR = 10  # how far above the cut-off the smallest eigenvalue must lie
 
 
@@ -48,16 +50,48 @@ def leading_projector(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def _squared(power: Tensor, turns: int = TURNS) -> Tensor:
     """Square a matrix of trace one until it stays, four times a turn.
 
-    Its largest eigenvalue is at least 1/D, and D⁻¹⁶ is far inside float64.
+    Its largest eigenvalue is at least 1/D, and D⁻¹⁶ is far inside float64. A small matrix on a
+    GPU takes every turn: to ask whether it stays takes longer, as does launching each product.
     """
+    if power.is_cuda and len(power) <= SMALL:
+        graph, given, found = _recorded(len(power), turns, power.device)
+        given.copy_(power)
+        graph.replay()
+        return found.clone()
     for _ in range(turns):
-        before = power
-        for _ in range(SQUARINGS):
-            power = power @ power
-        power = power / power.diagonal().sum()
+        before, power = power, _turn(power)
         if bool((power - before).abs().max() <= 1e-15):
             break
     return (power + power.mT) / 2
+
+
+def _turn(power: Tensor) -> Tensor:
+    for _ in range(SQUARINGS):
+        power = power @ power
+    return power / power.diagonal().sum()
+
+
+@functools.lru_cache(maxsize=8)
+@torch.inference_mode(False)
+@torch.no_grad()
+def _recorded(
+    size: int, turns: int, device: torch.device
+) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+    """The turns as one CUDA graph, with the matrix it reads and the one it leaves."""
+    given = torch.eye(size, dtype=torch.float64, device=device) / size
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # what a first product sets up cannot be recorded
+            _turn(given)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            found = given
+            for _ in range(turns):
+                found = _turn(found)
+            found = (found + found.mT) / 2
+    return graph, given, found
 
 
 def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None:
