@@ -23,11 +23,11 @@ from immunis.attacks.base import (
     count_flops,
     score,
 )
+from immunis.attacks.bases import in_basis, lengths, unit_rows
 from immunis.attacks.kernel import RIDGES, cross_validated
 from immunis.attacks.logistic import logistic
 from immunis.attacks.ridge import ridge_probe
 from immunis.attacks.search import grid, search
-from immunis.attacks.whiten import in_basis
 from immunis.features import cut
 from immunis.fresh import untrained
 from immunis.gram import gram_of
@@ -143,7 +143,7 @@ def test_ridge_equals_the_normal_equations():
     z, y = features.z.double(), features.targets()
     ones = torch.cat([z, torch.ones(len(z), 1, dtype=F)], 1)
     expected = torch.linalg.lstsq(ones, y).solution
-    found = ATTACKS["ridge"].run(arena, {"ridge": 1e-12})
+    found = ATTACKS["ridge"].run(arena, {"ridge": 1e-12, "basis": "given"})
     test, labels = features.parts["test"]
     predicted = torch.cat([test.double(), torch.ones(len(test), 1, dtype=F)], 1) @ expected
     assert found[0].test == score(predicted, labels, "classification")
@@ -170,7 +170,7 @@ def test_lbfgs_equals_ridge_at_the_optimum():
 
 def test_descent_reaches_what_ridge_reaches():
     arena = arena_for(ATTACKS["gd_line_search"], budget=5000)
-    ridge = ATTACKS["ridge"].run(arena, {"ridge": 1e-9})[0].test
+    ridge = ATTACKS["ridge"].run(arena, {"ridge": 1e-9, "basis": "given"})[0].test
     for name, settings in (
         ("gd_line_search", {"bias": True}),
         ("gd_constant", {"rate": 1.9}),
@@ -273,24 +273,42 @@ def test_a_direction_that_drowns_the_others_does_not_blind(name):
         assert outcome.settings["basis"] == "white"
 
 
-@pytest.mark.parametrize("name", ["mlp", "knn", "kernel"])
-def test_rows_much_longer_than_others_do_not_blind(name):
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+@pytest.mark.parametrize("share", [0.005, 0.03])
+@pytest.mark.parametrize("name", ["ridge", "logistic", "mlp", "knn", "kernel"])
+def test_rows_much_longer_than_others_do_not_blind(name, share, scale):
     """Where a few rows are longer by orders of magnitude, a common scale shows no other."""
 
     def data(seed):
         x, y = separable(300, seed)
-        long = np.random.default_rng(seed).random(len(x)) < 0.03
-        return (x * np.where(long, 1e7, 1.0)[:, None]).astype(np.float32), y
+        long = np.random.default_rng(seed).random(len(x)) < share
+        return (x * np.where(long, 1e7, 1.0)[:, None] * scale).astype(np.float32), y
 
-    outcome = search(ATTACKS[name], arena_for(ATTACKS[name], data=data, budget=100))
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 3)).eval()
+    nn.init.eye_(model[0].weight)  # features are the inputs
+    arena = arena_for(ATTACKS[name], data=data, budget=100, model=model)
+    outcome = search(ATTACKS[name], arena)
     assert max(p.test for p in outcome.points) > 0.8
-    assert outcome.settings["basis"] == "unit"
+    assert outcome.settings["basis"] == "unit" or share < 0.01  # none may be among those to fit on
 
 
 def test_rows_of_zeros_have_no_length_to_bring_to_one():
-    arena = arena_for(ATTACKS["mlp"], data=lambda seed: (np.ones((60, 3)), np.arange(60) % 2))
-    features, _ = in_basis(arena, "unit")
-    assert bool((features.z == 0).all())
+    z = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3e-300, 4e-300], [-3e300, 4e300]], dtype=F)
+    found = unit_rows(z)
+    assert torch.allclose(
+        found, torch.tensor([[0, 0], [0.6, 0.8], [0.6, 0.8], [-0.6, 0.8]]).double()
+    )
+
+
+def test_rows_are_of_one_length_after_whitening_too():
+    features, _ = in_basis(arena_for(ATTACKS["mlp"]), "unit")
+    size = features.z.norm(dim=1)
+    assert torch.allclose(size, torch.full_like(size, features.dimension**0.5))
+
+
+def test_even_rows_and_constant_ones_are_left_as_they_are():
+    constant = arena_for(ATTACKS["mlp"], data=lambda seed: (np.ones((60, 3)), np.arange(60) % 2))
+    assert lengths(constant) == lengths(arena_for(ATTACKS["mlp"])) == ("given",)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

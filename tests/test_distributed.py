@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from deep import small_net, tasks
 from immunis.features import cut
 from immunis.lifting import fourier, white
 from immunis.methods import get_method
-from immunis.objectives.probe import total_variance
+from immunis.objectives.probe import shrunk, total_variance
 from immunis.plan import Hardware, Training
 from immunis.processes import leave
 from immunis.readable import rho
@@ -34,6 +35,9 @@ REGULARIZERS = {
     "rho": lambda z, y: rho(z, y, across=True),
     "lifted": lambda z, y: rho(lifted(z), y, across=True),
     "collapse": lambda z, y: total_variance(z).log(),
+    "hold": lambda z, y: shrunk(
+        SimpleNamespace(primary={"": z}, teacher=(None, z.detach() + y[:, :1]))
+    ),
 }
 
 

@@ -42,9 +42,9 @@ from immunis import (
 from immunis import guarantees as g
 from immunis import regularizers as r
 from immunis.attacks import ATTACKS
+from immunis.attacks.bases import whitening
 from immunis.attacks.gd_line_search import line_search
 from immunis.attacks.ridge import ridge_probe
-from immunis.attacks.whiten import whitening
 from immunis.extremes import TOLERANCE
 from immunis.gram import gram_of
 from immunis.heads import checked_head, compensated_head, invertible, least_squares_head
@@ -576,7 +576,7 @@ def probed(i: Inputs):
         assert close(found, wanted, tolerance * size)
 
 
-@checks("whiten.whitening")
+@checks("bases.whitening")
 def whitened(i: Inputs):
     x = i.x if i.x.is_floating_point() else i.x.to(F)
     mean, transform = whitening(x, 0.0)

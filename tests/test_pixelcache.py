@@ -4,6 +4,7 @@ import io
 import itertools
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def plain(tmp_path):
 
 @pytest.fixture
 def decodes(monkeypatch):
-    """Names of what is decoded, in order."""
+    """One entry for each image that is decoded."""
     seen, decode = [], pictures.decode
     monkeypatch.setattr(pictures, "decode", lambda *a: (seen.append(1), decode(*a))[1])
     return seen
@@ -141,6 +142,51 @@ def test_on_a_full_disk_decoding_goes_on(plain, tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="No space left") as warned:
         assert torch.equal(read(data), read(plain))
     assert len(warned) == 1
+
+
+def test_a_read_error_does_not_end_a_run(plain, tmp_path, monkeypatch):
+    data = plain.cached(tmp_path / "kept")
+    read(data)
+
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", broken)
+    with pytest.warns(UserWarning, match="Input/output error") as warned:
+        assert torch.equal(read(data), read(plain))
+    assert len(warned) == 1
+
+
+def test_a_cache_that_may_only_be_read_is_read(plain, tmp_path, monkeypatch, decodes):
+    expected = read(plain.cached(tmp_path / "kept"))
+    opened = os.open
+
+    def refuse(path, flags, *mode):
+        if flags & os.O_RDWR:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    decodes.clear()
+    assert torch.equal(read(plain.cached(tmp_path / "kept")), expected)
+    assert not decodes
+
+
+def test_images_of_the_same_names_elsewhere_have_a_file_of_their_own(tmp_path, monkeypatch):
+    found = []
+    for index, place in enumerate(("here", "there")):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        path = Path("x.bmp")  # of one length whatever it shows
+        Image.new("RGB", (9, 9), (50 * index, 0, 0)).save(path)
+        os.utime(path, ns=(1, 1))
+        found.append(Images([Item(path, 0, str(path))], SIZE).cached(tmp_path / "kept")[0][0])
+    assert not torch.equal(*found)
+
+
+def test_a_size_that_no_disk_holds_is_refused(plain, tmp_path):
+    with pytest.raises(InputError, match="pixel cache .* cannot be made"):
+        Images(plain.items, 10**9).cached(tmp_path / "kept")
 
 
 def test_a_folder_that_cannot_be_one_is_refused(plain, tmp_path):

@@ -193,6 +193,16 @@ def test_hold_bounds_how_far_eigenvalues_have_fallen(seed):
     assert bool((then <= now * (1 + (6 * value) ** 0.5) ** 2 * (1 + 1e-6)).all())
 
 
+@pytest.mark.parametrize("growth", [1.0, 1e6])
+def test_a_direction_that_grows_does_not_let_others_shrink(growth):
+    before = torch.linalg.qr(torch.randn(40, 4, dtype=torch.float64))[0]
+    after = before @ torch.diag(torch.tensor([growth, 1e-2, 1e-2, 1e-2]).double())
+    assert float(shrunk(held_view(after, before))) > 0.99 * 3 * 99**2 / 4
+    gone = torch.zeros_like(before).requires_grad_()
+    shrunk(held_view(gone, before)).backward()
+    assert bool(gone.grad.isfinite().all())
+
+
 def test_hold_has_the_gradient_of_its_formula():
     before = torch.randn(20, 3, dtype=torch.float64)
     after = (before + 0.3 * torch.randn(20, 3)).requires_grad_()

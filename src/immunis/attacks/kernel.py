@@ -7,9 +7,9 @@ import math
 from torch import Tensor
 
 from immunis.attacks.base import Arena, Attack, Point, Settings, solve_flops, whiten_flops
+from immunis.attacks.bases import bases, in_basis
 from immunis.attacks.probing import one_point
 from immunis.attacks.ridge import ridge_probe
-from immunis.attacks.whiten import bases, in_basis
 from immunis.gram import Gram, gram_of
 from immunis.lifting import fourier
 from immunis.spectrum import eigh

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from immunis.attacks.base import Arena, Attack, Meter, NotApplicableError, Point, Settings
+from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
+from immunis.attacks.bases import in_basis, lengths
 
 TOLERANCE = 1e-4  # of the gradient, as scikit-learn has it
 STILL = 1e-14  # of the loss, and of the weights
@@ -50,7 +51,8 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     """Fit L2-penalised logistic regression on features of unit mean square."""
     if arena.kind != "classification":
         raise NotApplicableError("logistic regression needs classes")
-    features, meter = arena.features().scaled(), Meter(arena)
+    features, meter = in_basis(arena, settings["basis"])
+    features = features.scaled()
     seen, labels = features.y.unique(return_inverse=True)
     if len(seen) < 2:
         raise NotApplicableError("the rows to fit on hold one class only")
@@ -73,6 +75,6 @@ ATTACK = Attack(
     "logistic",
     "logistic regression, C sweep",
     run,
-    lambda arena: {"c": (1.0, 0.01, 100.0)},
+    lambda arena: {"c": (1.0, 0.01, 100.0, 1e4), "basis": lengths(arena)},
     closed_form=True,
 )

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from immunis.attacks.base import Arena, Attack, Point, Settings
+from immunis.attacks.bases import bases, in_basis
 from immunis.attacks.probing import minibatch_curve
-from immunis.attacks.whiten import bases, in_basis
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from immunis.attacks.base import Arena, Attack, Meter, Point, Settings, solve_flops
+from immunis.attacks.base import Arena, Attack, Point, Settings, solve_flops
+from immunis.attacks.bases import in_basis, lengths
 from immunis.attacks.probing import one_point
 from immunis.errors import InputError, NumericalError
 from immunis.gram import Gram, gram_of
@@ -33,7 +34,7 @@ def ridge_probe(gram: Gram, ridge: float = 1e-6) -> tuple[Tensor, Tensor]:
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
     """Solve the normal equations once."""
-    features, meter = arena.features(), Meter(arena)
+    features, meter = in_basis(arena, settings["basis"])
     weights, bias = ridge_probe(gram_of(features.z, features.targets()), settings["ridge"])
     flops = solve_flops(features.samples, features.dimension, features.outputs)
     return one_point(features, flops, lambda z: z.double() @ weights + bias, meter)
@@ -43,6 +44,6 @@ ATTACK = Attack(
     "ridge",
     "ridge regression in closed form",
     run,
-    lambda arena: {"ridge": (1e-2, 1.0, 1e-4, 1e-6, 1e-9, 1e-12)},
+    lambda arena: {"ridge": (1e-2, 1.0, 1e-4, 1e-6, 1e-9, 1e-12), "basis": lengths(arena)},
     closed_form=True,
 )

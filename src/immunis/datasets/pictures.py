@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import statistics
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ SCALINGS = {  # mean and deviation of each channel, as timm's models were traine
 }
 MOST_PIXELS = 1 << 26
 CHUNK = 64  # images scaled at once: small ones stay in a processor's cache
+DECODING = 1  # raised whenever ``decode`` makes other pixels of the same image
 LARGE = 1 << 14  # bytes of an encoded image from which on threads help to decode it
 
 
@@ -54,14 +56,14 @@ class Item:
             return -1
 
     def mark(self) -> str:
-        """What changes where the content does: a hash of bytes, or a file's size and date."""
+        """What changes where the content does: a hash, or a file's place, size and date."""
         if isinstance(self.source, bytes):
             return hashlib.sha256(self.source).hexdigest()
         try:
             found = self.source.stat()
         except OSError:
             return "missing"
-        return f"{found.st_size} {found.st_mtime_ns}"
+        return f"{self.source.resolve()} {found.st_size} {found.st_mtime_ns}"
 
 
 class Images(Dataset):
@@ -95,7 +97,10 @@ class Images(Dataset):
 
     def cached(self, folder: str | Path) -> Images:
         """The same images, with decoded pixels kept in a folder."""
-        cache = PixelCache(folder, [(item.name, item.mark()) for item in self.items], self.size)
+        import PIL
+
+        marks = [(item.name, item.mark()) for item in self.items]
+        cache = PixelCache(folder, marks, self.size, f"{DECODING} Pillow {PIL.__version__}")
         return Images(self.items, self.size, self.classes, self.scaling, self.raw, cache)
 
     def finish(self, pixels: Tensor) -> Tensor:
@@ -166,8 +171,9 @@ def load(data: Images, where: str) -> tuple[Tensor, Tensor]:
     def chunk(start: int) -> list[Tensor | Corrupt]:
         return [data.pixels(row) for row in range(start, min(start + CHUNK, len(data)))]
 
-    length = max((item.length() for item in data.items[:CHUNK]), default=0)
-    with ThreadPoolExecutor(None if length >= LARGE else 1) as pool:
+    some = [item.length() for item in data.items[:: max(1, len(data) // CHUNK)]]
+    large = bool(some) and statistics.median(some) >= LARGE
+    with ThreadPoolExecutor(None if large else 1) as pool:
         found = [pixels for part in pool.map(chunk, range(0, len(data), CHUNK)) for pixels in part]
     bad = [item for item in found if isinstance(item, Corrupt)]
     if len(bad) > max(1, MOST_CORRUPT * len(found)):

@@ -5,7 +5,7 @@ invertible linear maps of the features, so no whitening or preconditioning bring
 Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read.
 The primary loss and distillation to the original's logits keep the model what it was; ``keep``
 holds its primary features near where they were, and ``hold`` lets none of their directions shrink,
-which bounds κ(H_P) and leaves the harm that ρ does to features to the harmful task.
+so that the two together bound κ(H_P).
 Drawing harmful features together (``collapse``) carries over to rows that were not trained on: it
 asks what kind of input a row is, where hiding each row's label can be learned by heart.
 Simulated attacker steps raise ρ first, so that what is minimised is what little tuning finds.
@@ -29,7 +29,7 @@ from immunis.settings import require
 
 WIDTH = 0.5  # of the kernel that lifted features stand for, over the number of features
 STILL = 1e-6  # share of the mean square that stands for the variance of features without any
-HELD = 1e-9  # share of the mean eigenvalue down to which directions are held
+HELD = 1e-9  # share of the original's mean eigenvalue down to which directions are held
 LEAST = 0.01  # share of the primary features' variance below which collapse asks for no more
 
 
@@ -131,7 +131,10 @@ def objective(settings: Settings, cut: Cut) -> Objective:
         ),
         layers=layers,
         teacher=max(settings.distillation, settings.keep, settings.hold) > 0,
-        needs={"harmful": max(cut.width, settings.lift)},
+        needs={
+            "harmful": max(cut.width, settings.lift),
+            "primary": cut.width if settings.hold else 0,
+        },
         judge="probe",
     )
 
@@ -149,8 +152,9 @@ def shrunk(view: View) -> Tensor:
     """``tr(H⁻¹M)/D`` with ``H = mean zzᵀ`` and ``M = mean (z − z⁰)(z − z⁰)ᵀ``, in float64.
 
     How far primary features are from the original's, z⁰, each direction measured by what is left
-    of it: one that shrinks s times weighs (s − 1)². Where the value is v, ``H⁰ ⪯ (1 + √(Dv))²·H``,
-    so that no eigenvalue has fallen below its share of the original's (up to the damping of H).
+    of it: one that shrinks s times weighs (s − 1)², and one that grows less than 1. Where the value
+    is v, ``H⁰ ⪯ (1 + √(Dv))²·(H + εI)``, ε a billionth of the original's mean eigenvalue: no
+    eigenvalue has fallen further. That none has grown is for ``keep``.
 
     Raises:
         SettingsError: where the batch has no more rows than there are features.
@@ -166,7 +170,8 @@ def shrunk(view: View) -> Tensor:
             "above that, or leave hold at 0."
         )
     h, m = (summed_with_gradient(x.mT @ x) / count for x in (z, apart))
-    damping = HELD * h.detach().diagonal().mean() + torch.finfo(h.dtype).tiny
+    size = summed(view.teacher[1].to(z).square().sum()) / count / d
+    damping = torch.where(size > 0, HELD * size, 1.0)  # without features before, none to hold
     factor, failed = torch.linalg.cholesky_ex(
         h + damping * torch.eye(d, dtype=h.dtype, device=h.device)
     )
