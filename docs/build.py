@@ -140,15 +140,8 @@ def reached_table() -> Table:
                 tuned,
             ]
         )
-    heads = (
-        "primary, points",
-        "linear probes keep",
-        "two-layer",
-        "neighbours",
-        "RIR",
-        "tuning keeps",
-    )
-    return Table("reached", ["", *heads], rows)
+    heads = "primary, points", "linear probes keep", "two-layer", "neighbours", "RIR"
+    return Table("reached", ["pair", *heads, "tuning keeps"], rows)
 
 
 def record(name: str) -> Record:
