@@ -164,6 +164,7 @@ class Engine:
         with torch.no_grad():
             runs = [run(index) for index in range(len(parts))]
         leaves = {key: torch.cat([run[key] for run in runs]).requires_grad_() for key in runs[0]}
+        torch.manual_seed(base)  # what the terms draw does not depend on the number of parts
         loss_of(self._view(leaves, primary, harmful)).backward()
         start = dict.fromkeys(leaves, 0)
         for index in range(len(parts)):
