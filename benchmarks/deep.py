@@ -34,6 +34,7 @@ from immunis.taps import Tapped
 from immunis.tasks import Task
 
 CLASSES, HARMFUL_CLASSES, LIMIT = 100, 196, 1.3
+SHIPPED = {"collapse": 0.3, "lift_ridge": 10.0, "keep": 10.0, "hold": 1.0}  # as our recipes have it
 NETWORKS = {  # by label: timm's name, options, trained layers, size of the images, D
     "ResNet-18 at 64, D = 512": ("resnet18", {}, ["layer3", "layer4"], 64, 512),
     "ResNet-18 at 224, D = 512": ("resnet18", {}, ["layer3", "layer4"], 224, 512),
@@ -72,7 +73,9 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
         parameter.requires_grad_(key in chosen or key.startswith(f"{whole.head}."))
     if fabric.device.type == "cuda":
         model.to(memory_format=torch.channels_last)
-    tapped = fabric.setup(Tapped(whole))
+    frozen = whole.copy()
+    frozen.model.to(fabric.device).requires_grad_(False)
+    original, tapped = Tapped(frozen), fabric.setup(Tapped(whole))
     body = [p for key, p in model.named_parameters() if key in chosen]
     device = fabric.device
     primary = (
@@ -87,8 +90,16 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
     def encode(labels: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(labels, HARMFUL_CLASSES).double()
 
+    @torch.no_grad()
+    def teacher(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with fabric.autocast():
+            logits, features = original(inputs)
+        return logits.float(), features[""].float()
+
     def step(objective: Objective) -> float:
-        engine = Engine(fabric, tapped, objective, body)
+        engine = Engine(
+            fabric, tapped, objective, body, teacher=teacher if objective.teacher else None
+        )
 
         def gradients() -> None:
             engine.gradients(primary, (harmful[0], encode(harmful[1])))
@@ -99,11 +110,13 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
         return {SUPERVISED: view.supervised + 0.0 * view.harmful[""].float().sum()}
 
     methods = {"probe": {"distillation": 0.0}, "condition": {}}
+    if sizes[0] > whole.width:  # as hold needs
+        methods["probe as shipped"] = {**SHIPPED, "lift": 2 * whole.width}
     found = {"without": step(Objective(plain))}
-    for method, settings in methods.items():
-        chosen_method = get_method(method)
-        configured = chosen_method.configure(settings, network=True)
-        found[method] = step(chosen_method.objective(configured, whole))
+    for label_, settings in methods.items():
+        method = get_method(label_.split()[0])
+        configured = method.configure(settings, network=True)
+        found[label_] = step(method.objective(configured, whole))
     with torch.no_grad():
         features = {
             role: tapped(batch[0])[1][""].float()
@@ -173,7 +186,9 @@ def main() -> None:
         sizes = (dimension + 128, 2048) if fast else (8, 16)
         found = steps(label, fabric, sizes, 20 if fast else 1)
         figures["steps"][label] = {"sizes": sizes, **found}
-        for method in ("probe", "condition"):
+        for method in ("probe", "condition", "probe as shipped"):
+            if method not in found:
+                continue
             ratio = found[method] / found["without"]
             what = f"a step of `{method}`, {label}, against the same without it"
             figures["ratios"][f"{method}, {label}"] = {
