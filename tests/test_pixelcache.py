@@ -202,7 +202,8 @@ def test_two_images_of_one_name_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("memory", [True, False])
-def test_a_task_is_the_same_with_a_cache(tmp_path, memory):
+def test_a_task_is_the_same_with_a_cache(tmp_path, memory, monkeypatch):
+    monkeypatch.setenv("IMMUNIS_CACHE", str(tmp_path / "kept"))
     seeds = itertools.count()
     for name in ("own", "harm"):
         for split in ("train", "val"):
@@ -214,8 +215,9 @@ def test_a_task_is_the_same_with_a_cache(tmp_path, memory):
     settings = {"size": SIZE, "memory": memory, "folder": str(tmp_path)}
     expected = images("own", "harm", **settings)
     for _ in range(2):
-        found = images("own", "harm", cache=str(tmp_path / "kept"), **settings)
+        found = images("own", "harm", cache=True, **settings)
         for part in ("primary", "harmful", "attacker"):
             a, b = (getattr(tasks, part).train.tensors() for tasks in (expected, found))
             assert torch.equal(a[0], b[0])
             assert torch.equal(a[1], b[1])
+    assert len(list((tmp_path / "kept").iterdir())) == 4  # two splits of two sets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ def images(
     size: int = 224,
     memory: bool = False,
     scaling: Scaling = "imagenet",
-    cache: str | None = None,
+    cache: bool = False,
     folder: str | None = None,
 ) -> Tasks:
     """Read images: folders, Hugging Face parquet, Stanford Cars' devkit, or timm's readers.
@@ -33,8 +34,8 @@ def images(
     given to the attacker. Images that occur twice are kept once, and those of the test split
     are dropped from training, so that nobody is scored on what they have seen. ``memory``
     decodes everything once, up front, in an order that does not depend on the layout;
-    ``cache`` is a folder where decoded pixels are kept for later epochs and runs;
-    ``scaling`` is what the model was trained with.
+    ``cache`` keeps decoded pixels for later epochs and runs, in ``$IMMUNIS_CACHE`` or
+    ``~/.cache/immunis/pixels``; ``scaling`` is what the model was trained with.
     """
     if size < 8:
         raise SettingsError(f"size={size}: need at least 8 pixels.")
@@ -46,8 +47,10 @@ def images(
         train = read_images(where, "train", size, None, scaling, root)
         classes = getattr(train, "classes", None)
         test = read_images(where, "test", size, classes, scaling, root)
-        if cache is not None:
-            train, test = (_images(part, name, "cache").cached(cache) for part in (train, test))
+        if cache:
+            place = os.environ.get("IMMUNIS_CACHE") or Path.home() / ".cache" / "immunis" / "pixels"
+            both = [_images(part, name, "cache = true") for part in (train, test)]
+            train, test = (part.cached(place) for part in both)
         if memory:
             train, test = _in_order(train, name), _in_order(test, name)
         if distinct and isinstance(train, Images) and isinstance(test, Images):
