@@ -34,6 +34,7 @@ from immunis.taps import Tapped
 from immunis.tasks import Task
 
 CLASSES, HARMFUL_CLASSES, LIMIT = 100, 196, 1.3
+METHODS = "probe", "condition", "probe as shipped"
 SHIPPED = {"collapse": 0.3, "lift_ridge": 10.0, "keep": 10.0, "hold": 1.0}  # as our recipes have it
 NETWORKS = {  # by label: timm's name, options, trained layers, size of the images, D
     "ResNet-18 at 64, D = 512": ("resnet18", {}, ["layer3", "layer4"], 64, 512),
@@ -113,10 +114,10 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
     if sizes[0] > whole.width:  # as hold needs
         methods["probe as shipped"] = {**SHIPPED, "lift": 2 * whole.width}
     found = {"without": step(Objective(plain))}
-    for label_, settings in methods.items():
-        method = get_method(label_.split()[0])
+    for what, settings in methods.items():
+        method = get_method(what.split()[0])
         configured = method.configure(settings, network=True)
-        found[label_] = step(method.objective(configured, whole))
+        found[what] = step(method.objective(configured, whole))
     with torch.no_grad():
         features = {
             role: tapped(batch[0])[1][""].float()
@@ -186,9 +187,7 @@ def main() -> None:
         sizes = (dimension + 128, 2048) if fast else (8, 16)
         found = steps(label, fabric, sizes, 20 if fast else 1)
         figures["steps"][label] = {"sizes": sizes, **found}
-        for method in ("probe", "condition", "probe as shipped"):
-            if method not in found:
-                continue
+        for method in (name for name in METHODS if name in found):
             ratio = found[method] / found["without"]
             what = f"a step of `{method}`, {label}, against the same without it"
             figures["ratios"][f"{method}, {label}"] = {
