@@ -136,7 +136,7 @@ def test_the_audit_card_leads_with_the_verdict_and_its_threat_model(audit_record
     first = re.search(r'<p class="lead">(.*?)</p>', text, re.S)
     said = entities.unescape(first.group(1))
     assert said == headline(audit_record)
-    assert "the best of 24 attacks within 250 steps" in said
+    assert "the best of 25 attacks within 250 steps" in said
     assert "of the original model's help" in said
     assert "primary accuracy ±0.0 points (97.1%)" in said
     chart = text.index('<svg class="chart"')
