@@ -1,5 +1,6 @@
 """Images in every layout; corrupt ones skipped and counted; streams of batches by step number."""
 
+import importlib.util
 import io
 import warnings
 
@@ -13,8 +14,9 @@ from scipy.io import savemat
 
 from immunis import InputError, SettingsError, Task
 from immunis.datasets import images, read_images
+from immunis.datasets.ondevice import Decoder
 from immunis.recipes import check_recipe, load_recipe
-from immunis.streams import Stream, augmented, held_out, mixed, spread
+from immunis.streams import Stream, ahead, augmented, held_out, mixed, spread
 
 RNG = np.random.default_rng(0)
 
@@ -290,6 +292,23 @@ class TestStreams:
     def test_a_batch_larger_than_the_data_is_all_of_it(self):
         assert sorted(Stream(self.task(), 99).rows_at(3).tolist()) == list(range(10))
 
+    def test_working_ahead_keeps_the_order_stops_in_time_and_passes_errors_on(self):
+        begun = []
+
+        def half(value):
+            begun.append(value)
+            return 8 // value
+
+        assert list(ahead(half, [1, 2, 4])) == [8, 4, 2]
+        begun.clear()
+        some = ahead(half, iter([1, 2, 4, 8, 3]))
+        assert next(some) == 8
+        some.close()
+        assert set(begun) <= {1, 2}
+        with pytest.raises(ZeroDivisionError):
+            list(ahead(half, [1, 0, 2]))
+        assert list(ahead(half, [])) == []
+
     def test_held_out_rows_are_the_same_every_time(self):
         train, held = held_out(100, 0.1)
         assert len(held) == 10
@@ -327,3 +346,9 @@ def test_the_real_sets_are_read(data_folder):
     test = read_images(data_folder / "flowers102_64", "test", 64)
     assert len(test) == 1637
     assert test[0][0].shape == (3, 64, 64)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="has torchvision")
+def test_decoding_on_the_device_says_what_it_needs():
+    with pytest.raises(SettingsError, match=r"immunis\[vision\]"):
+        Decoder(8, torch.device("cpu"))

@@ -9,7 +9,8 @@ one decides what an epoch is; the shorter cycles.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -73,9 +74,11 @@ class Stream:
         self._memory = self.split.tensors() if self.split.in_memory else None
         self._dataset, self._options = self.split.dataset()
         self._finish: Callable[[Tensor], Tensor] = lambda inputs: inputs
-        if hasattr(self._dataset, "as_raw"):  # pixels travel as bytes and are scaled on arrival
+        self._unpack: Callable[[Any], Any] | None = None
+        if hasattr(self._dataset, "sent"):  # images travel as bytes and are scaled on arrival
             source: Any = self._dataset
-            self._dataset, self._finish = source.as_raw(), source.finish
+            self._dataset, options, self._unpack = source.sent(self.device)
+            self._options, self._finish = self._options | options, source.finish
         count = len(self._dataset)  # type: ignore[arg-type]
         self.rows = torch.arange(count) if rows is None else rows
         self.batch = min(batch, len(self.rows)) // world() * world()
@@ -142,18 +145,35 @@ class Stream:
             **options,
         )
         last = None
-        for found in self.split.checked(loader):
+        arriving = loader if self._unpack is None else ahead(self._unpack, loader)
+        for found in self.split.checked(arriving):
             # every step has a batch, or the two tasks and the processes would fall out of step
             last = found or last
             if last is None:
                 raise InputError(f"{self.split.where}: nothing in the first batch can be read.")
-            inputs = self._finish(last[0].to(self.device, non_blocking=True))
+            inputs = last[0].to(self.device, non_blocking=True)
+            if self._unpack is not None and inputs.is_cuda:  # made on another stream than this
+                inputs.record_stream(torch.cuda.current_stream(self.device))
+            inputs = self._finish(inputs)
             yield inputs, self._positions(last[1].to(self.device))
 
     def _positions(self, labels: Tensor) -> Tensor:
         if self.task.kind == "classification":
             return self.task.positions(labels)
         return self.task.targets(labels)
+
+
+def ahead(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """``function`` of each item in turn, that of the next one begun before it is asked for."""
+    with ThreadPoolExecutor(1) as pool:
+        pending = None
+        for item in items:
+            following = pool.submit(function, item)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()
 
 
 def _fits(inputs: Tensor, device: torch.device) -> bool:

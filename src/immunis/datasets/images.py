@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import Dataset, Subset
 
@@ -26,6 +26,7 @@ def images(
     memory: bool = False,
     scaling: Scaling = "imagenet",
     cache: bool = False,
+    decode: Literal["cpu", "device"] = "cpu",
     folder: str | None = None,
 ) -> Tasks:
     """Read images: folders, Hugging Face parquet, Stanford Cars' devkit, or timm's readers.
@@ -35,10 +36,13 @@ def images(
     are dropped from training, so that nobody is scored on what they have seen. ``memory``
     decodes everything once, up front, in an order that does not depend on the layout;
     ``cache`` keeps decoded pixels for later epochs and runs, in ``$IMMUNIS_CACHE`` or
-    ``~/.cache/immunis/pixels``; ``scaling`` is what the model was trained with.
+    ``~/.cache/immunis/pixels``; with ``decode="device"`` a GPU decodes JPEGs itself;
+    ``scaling`` is what the model was trained with.
     """
     if size < 8:
         raise SettingsError(f"size={size}: need at least 8 pixels.")
+    if decode == "device" and (memory or cache):
+        raise SettingsError("decode = 'device' is for images that neither memory nor cache keeps.")
 
     def parts(name: str, distinct: bool) -> tuple[Any, Any, list[int]]:
         timm = name.startswith("timm:")
@@ -51,6 +55,9 @@ def images(
             place = os.environ.get("IMMUNIS_CACHE") or Path.home() / ".cache" / "immunis" / "pixels"
             both = [_images(part, name, "cache = true") for part in (train, test)]
             train, test = (part.cached(place) for part in both)
+        if decode == "device":
+            both = [_images(part, name, "decode = 'device'") for part in (train, test)]
+            train, test = (part.on_device() for part in both)
         if memory:
             train, test = _in_order(train, name), _in_order(test, name)
         if distinct and isinstance(train, Images) and isinstance(test, Images):

@@ -7,11 +7,11 @@ import io
 import os
 import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ class Images(Dataset):
     The shorter side is resized to ``size`` and the centre is kept. What cannot be decoded
     comes as ``Corrupt``, which tasks skip and count. With ``raw`` pixels come as uint8, a
     quarter of the bytes, and ``finish`` scales them on the device. With ``cached`` each is
-    decoded once and read from disk from then on.
+    decoded once and read from disk from then on, with ``on_device`` a GPU decodes JPEGs itself.
     """
 
     def __init__(
@@ -83,17 +83,33 @@ class Images(Dataset):
         scaling: Scaling = "imagenet",
         raw: bool = False,
         cache: PixelCache | None = None,
+        device: bool = False,
     ) -> None:
         self.items, self.size, self.classes = list(items), size, classes
-        self.scaling, self.raw, self.cache = scaling, raw, cache
+        self.scaling, self.raw, self.cache, self.device = scaling, raw, cache, device
+
+    def _but(self, **changes: Any) -> Images:
+        return Images(**{**vars(self), **changes})
 
     def having(self, items: Sequence[Item]) -> Images:
         """Some of the images, shown alike."""
-        return Images(items, self.size, self.classes, self.scaling, self.raw, self.cache)
+        return self._but(items=items)
 
     def as_raw(self) -> Images:
         """The same images as uint8."""
-        return Images(self.items, self.size, self.classes, self.scaling, True, self.cache)
+        return self._but(raw=True)
+
+    def on_device(self) -> Images:
+        """The same images, decoded by the GPU they are sent to; on a CPU as ever."""
+        return self._but(device=True)
+
+    def sent(self, device: torch.device) -> tuple[Dataset, dict[str, Any], Callable | None]:
+        """How images travel to a device: what to load, the loader's options, and what unpacks."""
+        if not self.device or device.type != "cuda":
+            return self.as_raw(), {}, None
+        from immunis.datasets.ondevice import Decoder, Encoded, packed
+
+        return Encoded(self), {"collate_fn": packed}, Decoder(self.size, device)
 
     def cached(self, folder: str | Path) -> Images:
         """The same images, with decoded pixels kept in a folder."""
@@ -101,7 +117,7 @@ class Images(Dataset):
 
         marks = [(item.name, item.mark()) for item in self.items]
         cache = PixelCache(folder, marks, self.size, f"{DECODING} Pillow {PIL.__version__}")
-        return Images(self.items, self.size, self.classes, self.scaling, self.raw, cache)
+        return self._but(cache=cache)
 
     def finish(self, pixels: Tensor) -> Tensor:
         """Scale uint8 pixels, wherever they are, as the model expects them."""
