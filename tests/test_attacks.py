@@ -23,7 +23,7 @@ from immunis.attacks.base import (
     count_flops,
     score,
 )
-from immunis.attacks.bases import in_basis, lengths, unit_rows
+from immunis.attacks.bases import in_basis, lengths
 from immunis.attacks.kernel import RIDGES, cross_validated
 from immunis.attacks.logistic import logistic
 from immunis.attacks.ridge import ridge_probe
@@ -31,6 +31,7 @@ from immunis.attacks.search import grid, search
 from immunis.features import cut
 from immunis.fresh import untrained
 from immunis.gram import gram_of
+from immunis.lifting import unit_rows
 from test_features import Residual
 
 F = torch.float64

@@ -13,7 +13,7 @@ from torch import nn
 
 from deep import small_net, tasks
 from immunis.features import cut
-from immunis.lifting import fourier, white
+from immunis.lifting import even, fourier, white
 from immunis.methods import get_method
 from immunis.objectives.probe import shrunk, total_variance
 from immunis.plan import Hardware, Training
@@ -34,6 +34,7 @@ REGULARIZERS = {
     "r_ill": lambda z, y: r_ill(feature_hessian(z, across=True)),
     "rho": lambda z, y: rho(z, y, across=True),
     "lifted": lambda z, y: rho(lifted(z), y, across=True),
+    "even": lambda z, y: rho(even(z, across=True), y, across=True),
     "collapse": lambda z, y: total_variance(z).log(),
     "hold": lambda z, y: shrunk(
         SimpleNamespace(primary={"": z}, teacher=(None, z.detach() + y[:, :1]))

@@ -1,10 +1,10 @@
-"""Random features: the kernel they stand for, their scale, and what the lifted ρ takes away."""
+"""Random features and rows of one length: their scale, their gradients, and what ρ reads there."""
 
 import pytest
 import torch
 
 from immunis import NumericalError
-from immunis.lifting import fourier, white
+from immunis.lifting import even, fourier, white
 from immunis.readable import rho
 
 
@@ -66,3 +66,46 @@ def test_labels_that_only_a_kernel_reads_are_read_from_lifted_features():
     plain, lifted = rho(z, y), rho(fourier(white(z), 200, 0.5), y)
     assert plain < 0.01
     assert lifted > 0.6
+
+
+@pytest.mark.parametrize("unit", [1e-150, 1e-6, 1.0, 1e6, 1e150])
+def test_even_rows_are_of_one_length_in_any_unit_and_about_any_middle(unit):
+    draws = torch.Generator().manual_seed(8)
+    z = torch.randn(31, 5, dtype=torch.float64, generator=draws)
+    found = even(unit * z)
+    assert torch.allclose(found.square().sum(1), torch.full((31,), 5.0).double())
+    assert torch.allclose(found, even(z), atol=1e-12)
+    assert torch.allclose(even(z + 3.0), even(z), atol=1e-12)
+
+
+def test_rows_in_the_middle_are_zero_and_so_is_their_gradient():
+    for z in (torch.ones(1, 3), torch.zeros(4, 3), torch.full((4, 1), 1e30)):
+        given = z.clone().requires_grad_()
+        found = even(given)
+        assert not found.any() and found.dtype == torch.float32
+        found.sum().backward()
+        assert bool(given.grad.isfinite().all())
+    assert even(torch.randn(3, 2).bfloat16()).dtype == torch.float32
+
+
+def test_labels_in_short_rows_are_read_from_even_ones():
+    """A few long rows say nothing: least squares follows them, and an even probe does not."""
+    draws = torch.Generator().manual_seed(9)
+    labels = torch.arange(400) % 2
+    y = torch.nn.functional.one_hot(labels, 2).double()
+    z = torch.randn(400, 8, dtype=torch.float64, generator=draws)
+    z[:, 0] += 3.0 * (2 * labels - 1)
+    z *= 10 ** (4 * torch.rand(400, 1, dtype=torch.float64, generator=draws))
+    assert rho(z, y) < 0.4 < 0.6 < rho(even(z), y)
+
+
+def test_the_gradient_through_even_rows_is_right():
+    z = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    y = torch.nn.functional.one_hot(torch.arange(12) % 2, 2).double()
+    z = torch.cat([z, -z, torch.zeros_like(z)])  # whose median stays where rows move
+    labels = torch.cat([y, y, y])
+
+    def value(moving):
+        return rho(even(torch.cat([moving, z[12:]])), labels, 1e-2)
+
+    assert torch.autograd.gradcheck(value, z[:12].clone().requires_grad_(), atol=1e-6)

@@ -170,7 +170,7 @@ def test_keep_holds_the_primary_features_where_they_were():
 
 def test_accumulation_is_exact_for_every_term_of_probe():
     """Random features too: what a step draws does not depend on the number of its parts."""
-    settings = {"lift": 24, "collapse": 0.3, "keep": 3.0, "hold": 10.0}
+    settings = {"lift": 24, "even": True, "collapse": 0.3, "keep": 3.0, "hold": 10.0}
     short = dataclasses.replace(SHORT, steps=2, evaluate=1)
     once, parts = (
         run("probe", dataclasses.replace(short, accumulate=n), settings=settings).model.state_dict()

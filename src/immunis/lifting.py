@@ -1,4 +1,7 @@
-"""Random features: what a linear probe reads of them, kernels and small networks read of Z."""
+"""Views of features that show a linear probe more of them: white, of one length, random.
+
+What a linear probe reads of random features, kernels and small networks read of Z.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 from torch import Tensor
 
 from immunis.errors import NumericalError
-from immunis.processes import summed, summed_with_gradient
+from immunis.processes import joined, summed, summed_with_gradient
 from immunis.spectrum import relative_cutoff
 
 
@@ -59,6 +62,26 @@ def white(
             "training, lower the step size or the weights of the regularizers."
         )
     return torch.linalg.solve_triangular(factor, z.mT, upper=False).mT.to(_real(features))
+
+
+def even(features: Tensor, *, across: bool = False) -> Tensor:
+    """Rows about the median m of each feature, of one length: ``√D·(z − m)/‖z − m‖``.
+
+    Where most rows are short and a few long, a probe sees the long ones, and so does a mean; here
+    all count alike. A row at the median becomes zero. No gradient flows through m. ``across`` is as
+    in ``white``.
+    """
+    z = features.to(torch.float64)
+    middle = (joined(z) if across else z.detach()).median(0).values
+    return (math.sqrt(z.shape[1]) * unit_rows(z - middle)).to(_real(features))
+
+
+def unit_rows(z: Tensor) -> Tensor:
+    """Rows of length one, whatever their scale; rows of zeros stay."""
+    z = z.double()
+    peak = z.detach().abs().amax(1, keepdim=True) if z.shape[1] else z.new_ones(len(z), 1)
+    z = z / torch.where(peak > 0, peak, 1.0)
+    return z / z.norm(dim=1, keepdim=True).clamp(min=1.0)  # 1 or more, but for zeros
 
 
 def _real(features: Tensor) -> Tensor:

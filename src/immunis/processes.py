@@ -159,6 +159,18 @@ def summed(values: Tensor) -> Tensor:
     return total
 
 
+def joined(rows: Tensor) -> Tensor:
+    """Rows of all processes one after the other, without gradient."""
+    if world() == 1:
+        return rows.detach()
+    counts = torch.zeros(world(), dtype=torch.int64, device=rows.device)
+    counts[rank()] = len(rows)
+    before, total = (int(part) for part in (summed(counts)[: rank()].sum(), summed(counts).sum()))
+    found = rows.new_zeros(total, *rows.shape[1:])
+    found[before : before + len(rows)] = rows.detach()
+    return summed(found)
+
+
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, shared: bool) -> Tensor:

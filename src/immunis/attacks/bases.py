@@ -13,6 +13,7 @@ from torch import Tensor
 
 from immunis.attacks.base import Arena, Features, Meter, whiten_flops
 from immunis.gram import check_squares
+from immunis.lifting import unit_rows
 from immunis.spectrum import eigh, relative_cutoff
 
 SAMPLES = 4  # to each feature, from which on whitening shows more than noise
@@ -79,14 +80,6 @@ def whitened(features: Features, ridge: float) -> Features:
     """Return the problem in coordinates where the features are white."""
     mean, transform = whitening(features.z, ridge)
     return features.map(lambda z: (z.double() - mean) @ transform)
-
-
-def unit_rows(z: Tensor) -> Tensor:
-    """Rows of length one, whatever their scale; rows of zeros stay."""
-    z = z.double()
-    peak = z.abs().amax(1, keepdim=True) if z.shape[1] else z.new_ones(len(z), 1)
-    z = z / torch.where(peak > 0, peak, 1.0)
-    return z / z.norm(dim=1, keepdim=True).clamp(min=1.0)  # 1 or more, but for zeros
 
 
 def _enough(features: Features) -> bool:

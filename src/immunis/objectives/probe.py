@@ -2,7 +2,8 @@
 
 ρ is the share of the harmful labels' variance that a ridge probe explains; it is invariant to
 invertible linear maps of the features, so no whitening or preconditioning brings it back.
-Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read.
+Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read,
+of rows brought to one length (``even``) what is read where a few rows are much longer than most.
 The primary loss and distillation to the original's logits keep the model what it was; ``keep``
 holds its primary features near where they were, and ``hold`` lets none of their directions shrink,
 so that the two together bound κ(H_P).
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from immunis.errors import NumericalError, SettingsError
 from immunis.features import Cut
-from immunis.lifting import fourier, white
+from immunis.lifting import even, fourier, white
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
 from immunis.processes import summed, summed_with_gradient
 from immunis.readable import rho
@@ -46,6 +47,7 @@ class Settings:
         lift: number of random nonlinear features of white features on which ρ is taken too, with
             the same weight; 0 for none. A step needs more harmful samples than that.
         lift_ridge: damping of that ρ relative to the mean eigenvalue.
+        even: take ρ, and that of lifted features, of rows brought to one length too.
         collapse: weight of ``log(v_H/v_P + 0.01)``, v the total variance of either task's features.
         distillation: weight of the divergence from the original's logits.
         keep: weight of ``mean‖z − z⁰‖²/v⁰`` over the primary batch, z⁰ the original's features
@@ -62,6 +64,7 @@ class Settings:
     floor: float = 1e-9
     lift: int = 0
     lift_ridge: float = 1e-3
+    even: bool = False
     collapse: float = 0.0
     distillation: float = 1.0
     keep: float = 0.0
@@ -79,10 +82,11 @@ class Settings:
 
 
 def objective(settings: Settings, cut: Cut) -> Objective:
-    """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, five terms more.
+    """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, some terms more.
 
-    They are weight·ρ after the attacker's steps, weight·ρ of lifted features,
-    ``collapse·log(v_H/v_P + 0.01)``, ``keep·mean‖z_P − z_P⁰‖²/v_P⁰`` and ``hold·tr(H_P⁻¹M_P)/D``.
+    They are weight·ρ after the attacker's steps, weight·ρ of lifted features, of rows of one length
+    and of those lifted, ``collapse·log(v_H/v_P + 0.01)``, ``keep·mean‖z_P − z_P⁰‖²/v_P⁰`` and
+    ``hold·tr(H_P⁻¹M_P)/D``.
     """
     layers = ("", *reversed(cut.stages[:-1]))[: settings.depths]
 
@@ -93,13 +97,22 @@ def objective(settings: Settings, cut: Cut) -> Objective:
         ]
         return sum(found[1:], found[0]) / len(found)
 
+    def lifted(z: Tensor, targets: Tensor) -> Tensor:
+        ridge = settings.lift_ridge, settings.floor
+        found = fourier(z, settings.lift, WIDTH / z.shape[1])
+        return rho(found, targets, *ridge, across=True)
+
     def terms(view: View) -> Terms:
         found = {SUPERVISED: view.supervised, "rho": readable(view)}
+        z, damping = view.harmful[""], (settings.ridge, settings.floor)
         if settings.lift:
-            z = white(view.harmful[""], settings.ridge, settings.floor, across=True)
-            lifted = fourier(z, settings.lift, WIDTH / z.shape[1])
-            ridge = settings.lift_ridge, settings.floor
-            found["rho_lifted"] = rho(lifted, view.targets, *ridge, across=True)
+            found["rho_lifted"] = lifted(white(z, *damping, across=True), view.targets)
+        if settings.even:
+            rows = even(z, across=True)
+            found["rho_even"] = rho(rows, view.targets, *damping, across=True)
+            if settings.lift:
+                rows = even(white(rows, *damping, across=True), across=True)
+                found["rho_even_lifted"] = lifted(rows, view.targets)
         if settings.collapse:
             harmful, primary = (total_variance(z[""]) for z in (view.harmful, view.primary))
             found["collapse"] = (harmful / primary + LEAST).log()
@@ -118,6 +131,8 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             "rho": settings.weight,
             "rho_attacked": settings.weight,
             "rho_lifted": settings.weight,
+            "rho_even": settings.weight,
+            "rho_even_lifted": settings.weight,
             "collapse": settings.collapse,
             "distillation": settings.distillation,
             "keep": settings.keep,
