@@ -8,6 +8,7 @@ from. Run: ``python docs/build.py``.
 
 from __future__ import annotations
 
+import copy
 import re
 import statistics
 from pathlib import Path
@@ -43,29 +44,23 @@ TABLES = {
     "audit-mnist-digits-models": models_table,
     "audit-mnist-digits-standardised": audit_table,
     "bench-audit": time_table,
-    "audit-tiny-imagenet-flowers-resnet18-held": audit_table,
-    "audit-tiny-imagenet-flowers-resnet18-held-models": models_table,
-    "audit-tiny-imagenet-flowers-vit-held": audit_table,
-    "audit-tiny-imagenet-flowers-vit-held-models": models_table,
-    "audit-tiny-imagenet-cars-resnet18-held": audit_table,
-    "audit-tiny-imagenet-cars-resnet18-held-models": models_table,
+    "joined-flowers-resnet18": audit_table,
+    "joined-flowers-resnet18-models": models_table,
+    "joined-flowers-resnet18-brief": brief_table,
+    "joined-cars-resnet18": audit_table,
+    "joined-cars-resnet18-models": models_table,
+    "joined-flowers-vit": audit_table,
+    "joined-flowers-vit-models": models_table,
     "audit-tiny-imagenet-cars-vit-held": audit_table,
     "audit-tiny-imagenet-cars-vit-held-models": models_table,
-    "audit-tiny-imagenet-flowers-resnet18-held-brief": brief_table,
     "audit-tiny-imagenet-flowers-resnet18-deep": audit_table,
     "audit-tiny-imagenet-flowers-resnet18-deep-models": models_table,
     "audit-tiny-imagenet-cars-resnet18-deep": audit_table,
     "audit-tiny-imagenet-cars-resnet18-deep-models": models_table,
     "audit-tiny-imagenet-cars-vit": audit_table,
     "audit-tiny-imagenet-cars-vit-models": models_table,
-    "audit-tiny-imagenet-flowers-resnet18": audit_table,
-    "audit-tiny-imagenet-flowers-resnet18-models": models_table,
     "audit-tiny-imagenet-cars-resnet18": audit_table,
     "audit-tiny-imagenet-cars-resnet18-models": models_table,
-    "audit-tiny-imagenet-cars-resnet18-tuning": audit_table,
-    "audit-tiny-imagenet-cars-resnet18-tuning-models": models_table,
-    "audit-tiny-imagenet-flowers-vit-first": audit_table,
-    "audit-tiny-imagenet-flowers-vit-first-models": models_table,
     "bench-deep": step_table,
     "bench-carry-over": carry_over_table,
     "bench-reproduce": bench_table,
@@ -90,6 +85,11 @@ FIGURES = {
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.S)
 
 
+JOINED = {  # audits of one original by the same attackers, by the ends of their records' names
+    "joined-flowers-resnet18": ("", "-held", "-tuning"),
+    "joined-cars-resnet18": ("-held", "-tuning"),
+    "joined-flowers-vit": ("", "-held"),
+}
 PAIRS = {
     "Flowers, ResNet-18": "audit-tiny-imagenet-flowers-resnet18",
     "Cars, ResNet-18": "audit-tiny-imagenet-cars-resnet18",
@@ -147,8 +147,25 @@ def reached_table() -> Table:
 def record(name: str) -> Record:
     """Load a committed record; several tables of one record share the beginning of its name."""
     while not (ROOT / "results" / f"{name}.json").exists() and "-" in name:
+        if name in JOINED:
+            stem = name.replace("joined", "audit-tiny-imagenet")
+            return joined([record(f"{stem}{end}") for end in JOINED[name]])
         name = name.rpartition("-")[0]
     return Record.load(ROOT / "results" / f"{name}.json")
+
+
+def joined(records: list[Record]) -> Record:
+    """Audits of one original as one record; what they have in common must agree."""
+    found = copy.deepcopy(records[0])
+    models, attacks = (found.figures[part] for part in ("models", "attacks"))
+    for other in records[1:]:
+        for name, row in other.figures["models"].items():
+            assert row == models.setdefault(name, row), name
+        for attack, rows in other.figures["attacks"].items():
+            have = attacks.setdefault(attack, {})
+            for name, row in rows.items():
+                assert row["score"] == have.setdefault(name, row)["score"], (attack, name)
+    return found
 
 
 def page(text: str) -> str:

@@ -115,7 +115,7 @@ def test_the_demo_card_holds_the_records_figures(demo_record):
 
 
 @pytest.mark.parametrize(
-    "name", ["demo", "audit-digit-parity", "audit-tiny-imagenet-flowers-resnet18"]
+    "name", ["demo", "audit-digit-parity", "audit-tiny-imagenet-cars-resnet18"]
 )
 def test_a_card_is_one_file_that_needs_no_network(name):
     record = Record.load(RESULTS / f"{name}.json")
@@ -146,7 +146,7 @@ def test_the_audit_card_leads_with_the_verdict_and_its_threat_model(audit_record
         assert re.search(f"<option( selected)?>{attack}</option>", text)
     assert "Not run: lora" in text
     assert "holds no spectra" not in text
-    older = Record.load(RESULTS / "audit-tiny-imagenet-flowers-resnet18.json")
+    older = Record.load(RESULTS / "audit-tiny-imagenet-cars-resnet18.json")
     assert "holds no spectra" in render(older)  # written before records kept them
 
 
@@ -164,7 +164,7 @@ def test_the_verdict_says_where_the_original_hardly_helps_anybody():
     record = Record.load(RESULTS / "audit-mnist-digits.json")
     said = verdict(record, "probe-deep")
     assert "keeps 0% of the original model's help, which is over a point in 2 of them alone" in said
-    other = Record.load(RESULTS / "audit-tiny-imagenet-flowers-resnet18.json")
+    other = Record.load(RESULTS / "audit-tiny-imagenet-cars-resnet18.json")
     assert "over a point" not in verdict(other, "probe")
 
 
@@ -183,7 +183,7 @@ def test_a_record_that_lost_a_part_is_refused_in_words(audit_record, lost):
 
 
 def test_cost_is_drawn_in_steps_where_reading_features_dwarfs_all_else(audit_record):
-    large = Record.load(RESULTS / "audit-tiny-imagenet-flowers-resnet18.json")
+    large = Record.load(RESULTS / "audit-tiny-imagenet-cars-resnet18.json")
     assert telling_cost(large) == "steps"
     assert "steps the attacker spends" in render(large)
     assert telling_cost(audit_record) == "flops"
@@ -291,7 +291,7 @@ def test_everything_a_user_supplies_is_escaped(evil_records):
 
 
 def test_records_are_compared_side_by_side(audit_record, evil_records):
-    tiny = Record.load(RESULTS / "audit-tiny-imagenet-flowers-resnet18.json")
+    tiny = Record.load(RESULTS / "audit-tiny-imagenet-cars-resnet18.json")
     few = compare([audit_record, evil_records[0]]).table
     assert few.columns[1:] == ["condition (1)", "frontier (1)", "erase (1)", "erase (2)"]
     table, notes = compare([audit_record, tiny, evil_records[0]])  # many: one row each
@@ -304,8 +304,8 @@ def test_records_are_compared_side_by_side(audit_record, evil_records):
     assert rows["help the worst attack keeps"]["opt_kappa (2)"] == "broken, not immune"
     assert rows["help the worst attack keeps"]["erase (3)"] == "no attacker run"
     assert rows["worst attack"]["probe (2)"] == "earlier_layer"
-    assert rows["primary"]["probe (2)"] == "+1.2 points (46.8%)"
-    assert rows["RIR"]["condition (2)"] == "40.5"
+    assert rows["primary"]["probe (2)"] == "+0.7 points (46.3%)"
+    assert rows["RIR"]["condition (2)"] == "222"
     assert "primary data, the attacker's data, attacks, budgets" in notes[0]
     assert "defender's own" in notes[1]
     text = render(audit_record, tiny)

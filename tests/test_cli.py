@@ -217,9 +217,7 @@ def test_measure_prints_a_table_or_json_and_writes_a_record(run, tmp_path):
 
 def test_cards_and_figures_are_made_from_records(run, tmp_path):
     results = Path(__file__).parents[1] / "results"
-    audits = [
-        results / f"audit-{n}.json" for n in ("digit-parity", "tiny-imagenet-flowers-resnet18")
-    ]
+    audits = [results / f"audit-{n}.json" for n in ("digit-parity", "tiny-imagenet-cars-resnet18")]
     done = run("card", *audits, "-o", tmp_path / "both.html")
     assert done.stdout.strip() == f"written: {tmp_path / 'both.html'}"
     assert "2 records side by side" in (tmp_path / "both.html").read_text(encoding="utf-8")

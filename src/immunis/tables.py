@@ -219,7 +219,7 @@ def brief_table(record: Record) -> Table:
                 _called(record, name),
                 "–" if row["primary"] is None else percent(row["primary"]),
                 number(row["rir"]),
-                *(_score_cell(f["attacks"][attack][name]) for attack in shown),
+                *(_score_cell(f["attacks"][attack].get(name, {})) for attack in shown),
             ]
             for name, row in models.items()
         ],
@@ -250,11 +250,14 @@ def load_table(record: Record) -> Table:
     )
 
 
+STEPS = ("probe", "condition", "probe as shipped")
+
+
 def step_table(record: Record) -> Table:
     """What a regularizer adds to a training step, in milliseconds and as a ratio."""
     rows = []
     for network, found in record.figures["steps"].items():
-        for method in ("probe", "condition"):
+        for method in (name for name in STEPS if name in found):
             ratio = record.figures["ratios"][f"{method}, {network}"]
             times = [f"{found[key]:.1f}" for key in ("without", method)]
             rows.append(

@@ -1,0 +1,87 @@
+"""Rows of one length: what they give an attacker of a small ViT, and what ``even`` takes back.
+
+python benchmarks/even.py Flowers|Cars [record.json] [--data FOLDER]
+
+A ViT of four blocks on Tiny-ImageNet-100 at 16x16 pixels, defended by ``probe`` as our recipe for
+ViTs has it, without and with ``even``, and audited. Needs timm. An hour on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import warnings
+
+import timm
+import torch
+from torch import nn
+
+from carry_over import HARMFUL, SIZE
+from immunis import audit
+from immunis.features import cut
+from immunis.methods import get_method
+from immunis.objectives.base import supervised_only
+from immunis.plan import training_of
+from immunis.recipes import load_recipe
+from immunis.training import fit
+
+SEEDS = 3
+HELD = {"lift": 192, "lift_ridge": 10.0, "keep": 1.0, "hold": 0.1}
+VARIANTS = {
+    "probe-held": HELD | {"weight": 10.0, "collapse": 0.3},
+    "probe-even": HELD | {"weight": 10.0, "collapse": 0.3, "even": True},
+}
+PRETRAINING = {"layers": ["*"], "epochs": 9, "batch": 256, "augment": True, "evaluate": 3}
+TRAINING = {
+    "layers": ["*"], "steps": 500, "batch": 192, "harmful_batch": 640, "augment": True, "mix": True,
+    "evaluate": 1,
+}  # fmt: skip
+ATTACKS = ("ridge", "logistic", "whiten", "mlp", "knn", "kernel")
+
+
+def network() -> nn.Module:
+    """Four blocks, 16 patches, 96 features."""
+    torch.manual_seed(0)
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=SIZE, patch_size=4, embed_dim=96, depth=4, num_heads=3,
+        num_classes=100,
+    ).eval()  # fmt: skip
+
+
+def main() -> None:
+    """Train, audit, print, and save the audit's record if a path is given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sample", choices=HARMFUL)
+    parser.add_argument("record", nargs="?")
+    parser.add_argument("--data")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")  # what they say is measured here
+    loaded = load_recipe(HARMFUL[given.sample])
+    data = {**loaded.data, "size": SIZE}
+    tasks = dataclasses.replace(loaded, data=data).tasks(given.data)
+    primary, probe = tasks.primary, get_method("probe")
+    whole = cut(network(), primary.train.first(2), primary.outputs)
+    start = fit(whole, supervised_only(), primary, None, training_of(PRETRAINING)).model
+    whole = cut(start, primary.train.first(2), primary.outputs)
+    models: dict = {"original": start}
+    for label, settings in VARIANTS.items():
+        objective = probe.objective(probe.configure(settings, network=True), whole)
+        models[label] = [
+            fit(whole, objective, primary, tasks.harmful, training_of(TRAINING), seed=seed).model
+            for seed in range(SEEDS)
+        ]
+        print(label, "trained", flush=True)
+    result = audit(
+        models, primary, tasks.attacker, attacks=ATTACKS, seeds=SEEDS, budget=200,
+        defender=tasks.harmful,
+    )  # fmt: skip
+    record = result.record.with_settings(
+        pretraining=PRETRAINING, training=TRAINING, variants=VARIANTS
+    )
+    print(result)
+    if given.record:
+        print("written:", record.save(given.record))
+
+
+if __name__ == "__main__":
+    main()
