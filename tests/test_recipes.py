@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from immunis import InputError, SettingsError, Task
+from immunis.lineup import tables_of
 from immunis.recipes import bundled, load_recipe
 
 
@@ -193,3 +194,10 @@ def test_data_given_on_the_command_line_is_looked_for_where_the_user_is(tmp_path
     at_own = load_recipe(write(tmp_path / "recipes", text + "folder = 'own'\n"))
     places = [found(recipe), found(recipe, "mine"), found(at_own), found(at_own, "mine")]
     assert places[1] == places[3] and len(set(places)) == 3
+
+
+def test_a_recipes_own_method_is_compared_where_it_has_a_label():
+    found = tables_of(load_recipe("tiny-imagenet-flowers-vit"))
+    assert list(found)[-2:] == ["probe-deep", "probe-even"] and found["probe-even"]["even"]
+    assert list(tables_of(load_recipe("digit-parity"))) == ["condition", "frontier", "erase"]
+    assert list(tables_of(load_recipe("imagenet-cars-vit"))) == ["condition"]

@@ -165,11 +165,17 @@ def _kept(model: nn.Module, path: Path | None) -> bool:
 def tables_of(recipe: Recipe, methods: Sequence[str] | None = None) -> dict[str, Mapping[str, Any]]:
     """Tables of a recipe's defences by label: those named, or all.
 
+    They are its ``[[audit.methods]]`` and, where it has a label or is alone, its own method.
+
     Raises:
         SettingsError: for a name that is none of them.
     """
     found: dict[str, Mapping[str, Any]] = {}
-    for table in recipe.audit.get("methods", [recipe.method] if recipe.method else []):
+    own = [recipe.method] if recipe.method else []
+    compared = recipe.audit.get("methods", own)
+    if compared is not own and "label" in recipe.method:
+        compared = [*compared, *own]
+    for table in compared:
         label = table.get("label", table["name"])
         found[label if label not in found else f"{label} {len(found) + 1}"] = table
     for name in methods or ():

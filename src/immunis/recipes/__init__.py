@@ -86,7 +86,8 @@ class Recipe:
         training: settings of ``Training``: methods train the network; None where they do not.
         audit: ``attacks``, ``seeds``, ``budget``, ``trials``, ``space`` (settings that attacks
             may search, where not all), and ``methods``: which defences to compare, each a
-            table with a name, its settings, and ``label`` and ``training`` of its own.
+            table with a name, its settings, and ``label`` and ``training`` of its own; the recipe's
+            own method is one of them where it has a label, or where there are no others.
         seed: seeds the initial θ and the method.
         folder: where relative paths in the recipe start.
     """
