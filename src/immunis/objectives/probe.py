@@ -24,8 +24,9 @@ from immunis.errors import NumericalError, SettingsError
 from immunis.features import Cut
 from immunis.lifting import even, fourier, white
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
-from immunis.processes import summed, summed_with_gradient
+from immunis.processes import summed, summed_with_gradient, world
 from immunis.readable import rho
+from immunis.regularizers import closed_form
 from immunis.settings import require
 
 WIDTH = 0.5  # of the kernel that lifted features stand for, over the number of features
@@ -169,14 +170,16 @@ def shrunk(view: View) -> Tensor:
     How far primary features are from the original's, z⁰, each direction measured by what is left
     of it: one that shrinks s times weighs (s − 1)², and one that grows less than 1. Where the value
     is v, ``H⁰ ⪯ (1 + √(Dv))²·(H + εI)``, ε a billionth of the original's mean eigenvalue: no
-    eigenvalue has fallen further. That none has grown is for ``keep``.
+    eigenvalue has fallen further. That none has grown is for ``keep``. The gradient in Z is
+    ``(2/nD)·((Z − Z⁰)H⁻¹ − Z·H⁻¹MH⁻¹)``, with H damped.
 
     Raises:
         SettingsError: where the batch has no more rows than there are features.
         NumericalError: where features are not finite.
     """
     assert view.teacher is not None
-    z = view.primary[""].to(torch.float64)
+    features = view.primary[""]
+    z = features.detach().to(torch.float64)
     apart = z - view.teacher[1].to(z)
     count, d = summed(z.new_tensor(float(len(z)))), z.shape[1]
     if not count > d:
@@ -184,7 +187,7 @@ def shrunk(view: View) -> Tensor:
             f"hold: a step has {int(count)} primary rows for {d} features; raise training's batch "
             "above that, or leave hold at 0."
         )
-    h, m = (summed_with_gradient(x.mT @ x) / count for x in (z, apart))
+    h, m = (summed(x.mT @ x) / count for x in (z, apart))
     size = summed(view.teacher[1].to(z).square().sum()) / count / d
     damping = torch.where(size > 0, HELD * size, 1.0)  # without features before, none to hold
     factor, failed = torch.linalg.cholesky_ex(
@@ -192,7 +195,11 @@ def shrunk(view: View) -> Tensor:
     )
     if int(failed):
         raise NumericalError("hold: the primary features hold NaN or infinities; lower the rate.")
-    return torch.cholesky_solve(m, factor).diagonal().sum() / d
+    left = torch.cholesky_solve(m, factor)  # H⁻¹M
+    both = torch.cholesky_solve(left.mT, factor)  # H⁻¹MH⁻¹
+    gradient = torch.cholesky_solve(apart.mT, factor).mT - z @ both
+    scale = 2 * world() / (count * d)  # see immunis.processes
+    return closed_form(features, left.diagonal().sum() / d, (scale * gradient).to(features))
 
 
 def total_variance(features: Tensor, still: float = 0.0) -> Tensor:
