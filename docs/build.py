@@ -155,17 +155,30 @@ def record(name: str) -> Record:
 
 
 def joined(records: list[Record]) -> Record:
-    """Audits of one original as one record; what they have in common must agree."""
+    """Audits of one original as one record.
+
+    Raises:
+        ValueError: where what they have in common does not agree.
+    """
     found = copy.deepcopy(records[0])
     models, attacks = (found.figures[part] for part in ("models", "attacks"))
     for other in records[1:]:
+        for what in ("budget", "seeds", "search", "space"):
+            agree(what, other.settings[what], found.settings[what])
+        agree("data", other.data, found.data)
         for name, row in other.figures["models"].items():
-            assert row == models.setdefault(name, row), name
+            agree(name, row, models.setdefault(name, row))
         for attack, rows in other.figures["attacks"].items():
             have = attacks.setdefault(attack, {})
             for name, row in rows.items():
-                assert row["score"] == have.setdefault(name, row)["score"], (attack, name)
+                agree(f"{attack} on {name}", row["score"], have.setdefault(name, row)["score"])
     return found
+
+
+def agree(what: str, one: object, other: object) -> None:
+    """Refuse two records that differ in something."""
+    if one != other:
+        raise ValueError(f"records to be joined differ in {what}: {one} and {other}.")
 
 
 def page(text: str) -> str:

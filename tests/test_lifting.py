@@ -88,6 +88,13 @@ def test_rows_in_the_middle_are_zero_and_so_is_their_gradient():
     assert even(torch.randn(3, 2).bfloat16()).dtype == torch.float32
 
 
+def test_rows_below_the_floor_stay_short():
+    z = torch.randn(31, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    assert torch.allclose(even(z, 1e-20), even(z))
+    assert even(1e-8 * z, 1e-9).abs().max() < 1e-2
+    assert torch.allclose(even(1e-8 * z, 1e-9) * 2, even(2e-8 * z, 1e-9), rtol=1e-4)
+
+
 def test_labels_in_short_rows_are_read_from_even_ones():
     """A few long rows say nothing: least squares follows them, and an even probe does not."""
     draws = torch.Generator().manual_seed(9)

@@ -9,6 +9,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from immunis.errors import NumericalError
 from immunis.processes import joined, summed, summed_with_gradient
@@ -64,8 +65,8 @@ def white(
     return torch.linalg.solve_triangular(factor, z.mT, upper=False).mT.to(_real(features))
 
 
-def even(features: Tensor, *, across: bool = False) -> Tensor:
-    """Rows about the median m of each feature, of one length: ``√D·(z − m)/‖z − m‖``.
+def even(features: Tensor, floor: float = 0.0, *, across: bool = False) -> Tensor:
+    """Rows about the median m of each feature, of one length: ``√D·(z−m)/√(‖z−m‖² + D·floor)``.
 
     Where most rows are short and a few long, a probe sees the long ones, and so does a mean; here
     all count alike. A row at the median becomes zero. No gradient flows through m. ``across`` is as
@@ -73,7 +74,8 @@ def even(features: Tensor, *, across: bool = False) -> Tensor:
     """
     z = features.to(torch.float64)
     middle = (joined(z) if across else z.detach()).median(0).values
-    return (math.sqrt(z.shape[1]) * unit_rows(z - middle)).to(_real(features))
+    damped = functional.pad(z - middle, (0, 1), value=math.sqrt(z.shape[1] * floor))
+    return (math.sqrt(z.shape[1]) * unit_rows(damped)[:, :-1]).to(_real(features))
 
 
 def unit_rows(z: Tensor) -> Tensor:

@@ -165,15 +165,17 @@ class Stream:
 
 def ahead(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     """``function`` of each item in turn, that of the next one begun before it is asked for."""
+    source, end = iter(items), object()
+
+    def following() -> Any:
+        item = next(source, end)
+        return end if item is end else function(item)
+
     with ThreadPoolExecutor(1) as pool:
-        pending = None
-        for item in items:
-            following = pool.submit(function, item)
-            if pending is not None:
-                yield pending.result()
-            pending = following
-        if pending is not None:
-            yield pending.result()
+        pending = pool.submit(following)
+        while (found := pending.result()) is not end:
+            pending = pool.submit(following)
+            yield found
 
 
 def _fits(inputs: Tensor, device: torch.device) -> bool:

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 pytest.importorskip("torchvision")
 
 from immunis import SettingsError, Task
+from immunis.datasets import ondevice
 from immunis.datasets.images import images
 from immunis.datasets.ondevice import Decoder, Encoded, packed, shown
 from immunis.datasets.pictures import Images, Item, decode
@@ -91,21 +93,68 @@ def test_files_cut_short_or_gone_are_corrupt(tmp_path):
     assert isinstance(Encoded(missing)[0], Corrupt)
 
 
+def test_large_images_are_decoded_a_few_at_a_time(monkeypatch):
+    at_once = unpacked(CONTENTS)[0]
+    seen = []
+    show = Decoder._show
+    monkeypatch.setattr(
+        Decoder, "_show", lambda self, rows, *more: seen.append(rows) or show(self, rows, *more)
+    )
+    monkeypatch.setattr(ondevice, "AT_ONCE", 5000)
+    assert all(map(torch.equal, unpacked(CONTENTS)[0], at_once))
+    assert [row for rows in seen for row in rows] == list(range(len(CONTENTS) - 2))
+    assert len(seen) > 2 and all(seen)
+
+
+def test_a_fault_of_the_device_is_no_fault_of_the_images(monkeypatch):
+    decoder = Decoder(SIZE, CPU)
+    encoded = Encoded(data(CONTENTS))
+    parcel = packed([encoded[row] for row in range(4)])
+    for fault in (torch.OutOfMemoryError("full"), RuntimeError("CUDA error: gone")):
+        monkeypatch.setattr(decoder, "_decode", Mock(side_effect=fault))
+        with pytest.raises(type(fault), match=str(fault)):
+            decoder(parcel)
+    monkeypatch.setattr("torchvision.io.decode_jpeg", Mock(side_effect=RuntimeError("no nvJPEG")))
+    with pytest.raises(SettingsError, match="no nvJPEG.*decode = 'cpu'"):
+        Decoder(SIZE, CPU)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_what_pillow_gives():
+    contents = {**CONTENTS, "broken": broken("wide", 20), "last": CONTENTS["tall"]}
+    plain = data({f"{turn} {name}": c for turn in range(9) for name, c in contents.items()})
+    plain.items = [item for item in plain.items if "broken" not in item.name or item.name[0] == "0"]
+    streams = [
+        Stream(Task(part, name="pictures", classes=3), 16, workers=2, device="cuda")
+        for part in (plain, plain.on_device())
+    ]
+    with pytest.warns(UserWarning, match="skipped 0 broken"):
+        both = [list(stream.batches(0, 9)) for stream in streams]
+    for ours, theirs in zip(*both, strict=True):
+        assert torch.equal(ours[1], theirs[1]) and theirs[0].is_cuda
+        assert (ours[0] - theirs[0]).abs().mean() < 0.05
+
+
 def test_the_centre_is_shown():
     picture = torch.zeros(1, 3, 10, 20, dtype=torch.uint8)
     picture[..., 5:15] = 200
     assert (shown(picture, 5) == 200).all()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_gives_the_same_rows(monkeypatch, workers):
-    plain = data({f"{name} {turn}": c for turn in range(3) for name, c in CONTENTS.items()})
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Streams that decode on their device, which is the CPU."""
     sent = Images.sent
-    monkeypatch.setattr(Images, "sent", lambda self, device: gpu(self) or sent(self, device))
 
-    def gpu(source):  # as for a GPU, on the CPU
+    def gpu(source):
         return source.device and (Encoded(source), {"collate_fn": packed}, Decoder(SIZE, CPU))
 
+    monkeypatch.setattr(Images, "sent", lambda self, device: gpu(self) or sent(self, device))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_gives_the_same_rows(as_on_a_gpu, workers):
+    plain = data({f"{name} {turn}": c for turn in range(3) for name, c in CONTENTS.items()})
     streams = [
         Stream(Task(part, name="pictures", classes=3), 8, workers=workers)
         for part in (plain, plain.on_device())
@@ -114,6 +163,16 @@ def test_a_stream_gives_the_same_rows(monkeypatch, workers):
         assert torch.equal(ours[1], theirs[1])
         assert (ours[0] - theirs[0]).abs().mean() < 0.05
     assert len(list(zip(streams[1].batches(0, 9), range(2), strict=False))) == 2  # left early
+
+
+def test_what_is_skipped_is_said_and_counted(as_on_a_gpu):
+    contents = {f"{name} {turn}": c for turn in range(40) for name, c in CONTENTS.items()}
+    contents |= {f"broken {turn}": broken("wide", 20) for turn in range(3)}
+    task = Task(data(contents).on_device(), name="pictures", classes=3)
+    with pytest.warns(UserWarning, match="skipped broken") as said:
+        rows = sum(len(labels) for _, labels in Stream(task, 16).batches(0, len(contents) // 16))
+    assert sum("skipped" in str(warning.message) for warning in said) == len(task.train.corrupt)
+    assert rows == len(contents) // 16 * 16 - len(task.train.corrupt)
 
 
 def test_settings_say_where(tmp_path):
@@ -126,6 +185,9 @@ def test_settings_say_where(tmp_path):
         tasks = images(**given, decode="device")
     assert tasks.harmful.train.source.device and tasks.primary.test.source.device
     assert len(next(Stream(tasks.primary, 4).batches(0, 1))[0]) == 4  # on a CPU as ever
+    assert tasks.primary.train.fingerprint() != images(**given).primary.train.fingerprint()
+    with pytest.raises(SettingsError, match="'gpu': expected 'cpu' or 'device'"):
+        images(**given, decode="gpu")
     for other in ("memory", "cache"):
         with pytest.raises(SettingsError, match="decode"):
             images(**given, decode="device", **{other: True})

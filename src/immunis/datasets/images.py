@@ -41,6 +41,8 @@ def images(
     """
     if size < 8:
         raise SettingsError(f"size={size}: need at least 8 pixels.")
+    if decode not in ("cpu", "device"):
+        raise SettingsError(f"decode={decode!r}: expected 'cpu' or 'device'.")
     if decode == "device" and (memory or cache):
         raise SettingsError("decode = 'device' is for images that neither memory nor cache keeps.")
 

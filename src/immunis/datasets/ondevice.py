@@ -8,7 +8,6 @@ Pixels differ from Pillow's by a few levels.
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,13 +22,14 @@ from immunis.errors import SettingsError
 from immunis.splits import Corrupt
 
 END = b"\xff\xd9"  # of a JPEG that was not cut short
+AT_ONCE = 1 << 26  # pixels that are on the device at full size
 
 
 class Letter(NamedTuple):
-    """One image on its way: its bytes, or its pixels where ``encoded`` is False."""
+    """One image on its way: its bytes and number of pixels, or its pixels as shown and 0."""
 
     content: Tensor
-    encoded: bool
+    pixels: int
     label: int
     name: str
 
@@ -39,7 +39,7 @@ class Parcel(NamedTuple):
 
     content: Tensor
     lengths: list[int]
-    encoded: list[bool]
+    pixels: list[int]
     labels: Tensor
     names: list[str]
     bad: list[Corrupt]
@@ -60,27 +60,28 @@ class Encoded(Dataset):
             content = item.content()
         except OSError as error:
             return Corrupt(item.name, f"{type(error).__name__}: {error}")
-        if _suits(content):
+        if size := _suits(content):
             data = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
-            return Letter(data, True, item.label, item.name)
+            return Letter(data, size, item.label, item.name)
         pixels = self.images.pixels(index)
         if isinstance(pixels, Corrupt):
             return pixels
-        return Letter(pixels.flatten(), False, item.label, item.name)
+        return Letter(pixels.flatten(), 0, item.label, item.name)
 
 
-def _suits(content: bytes) -> bool:
-    """Whether nvJPEG decodes an image as Pillow would."""
+def _suits(content: bytes) -> int:
+    """Number of pixels of an image that nvJPEG decodes as Pillow would; 0 for others."""
     from PIL import Image
 
     if not content.rstrip(b"\0").endswith(END):
-        return False
+        return 0
     try:
         with Image.open(io.BytesIO(content)) as image:
+            size = image.width * image.height
             plain = image.format == "JPEG" and image.mode in ("RGB", "L")
-            return plain and image.width * image.height <= MOST_PIXELS
+            return size if plain and size <= MOST_PIXELS else 0
     except Exception:  # as in Images.pixels, which says what is wrong
-        return False
+        return 0
 
 
 def packed(letters: list[Letter | Corrupt]) -> Parcel:
@@ -90,7 +91,7 @@ def packed(letters: list[Letter | Corrupt]) -> Parcel:
     return Parcel(
         torch.cat([letter.content for letter in good] or [empty]),
         [len(letter.content) for letter in good],
-        [letter.encoded for letter in good],
+        [letter.pixels for letter in good],
         torch.tensor([letter.label for letter in good]),
         [letter.name for letter in good],
         [letter for letter in letters if isinstance(letter, Corrupt)],
@@ -101,7 +102,7 @@ class Decoder:
     """Parcels to uint8 pixels (n, 3, size, size) and labels, and a list of what is corrupt.
 
     Raises:
-        SettingsError: where torchvision is missing.
+        SettingsError: where torchvision is missing, or cannot decode on the device.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -115,6 +116,13 @@ class Decoder:
         self._decode: Callable[..., Any] = lambda contents: decode_jpeg(
             contents, mode=ImageReadMode.RGB, device=device
         )
+        try:
+            self._decode([_smallest()])
+        except RuntimeError as error:
+            raise SettingsError(
+                f"decode = 'device': torchvision cannot decode on {device} ({str(error)[:200]}). "
+                "Install a build of it with nvJPEG, or say decode = 'cpu'."
+            ) from error
         # a stream of its own: decoding does not wait for the steps that train meanwhile
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -128,46 +136,67 @@ class Decoder:
         return found
 
     def _unpacked(self, parcel: Parcel) -> tuple[tuple[Tensor, Tensor] | None, list[Corrupt]]:
-        letters = list(zip(parcel.content.split(parcel.lengths), parcel.encoded, strict=True))
-        pixels = torch.empty(
-            len(letters), 3, self.size, self.size, dtype=torch.uint8, device=self.device
-        )
+        letters = parcel.content.split(parcel.lengths)
+        shape = (3, self.size, self.size)
+        pixels = torch.empty(len(letters), *shape, dtype=torch.uint8, device=self.device)
         bad = dict[int, Corrupt]()
-        shapes: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}
-        for row, (content, encoded) in enumerate(letters):
-            if not encoded:
-                pixels[row] = content.view(3, self.size, self.size).to(self.device)
-        rows = [row for row, encoded in enumerate(parcel.encoded) if encoded]
-        for row, picture in zip(rows, self._pictures([letters[r][0] for r in rows]), strict=True):
-            if isinstance(picture, Tensor):
-                shapes.setdefault((picture.shape[-2], picture.shape[-1]), []).append((row, picture))
-            else:
-                bad[row] = Corrupt(parcel.names[row], picture)
-        for alike in shapes.values():
-            pixels[[row for row, _ in alike]] = shown(
-                torch.stack([picture for _, picture in alike]), self.size
-            )
+        part, total = list[int](), 0
+        for row, size in enumerate(parcel.pixels):
+            if not size:
+                pixels[row] = letters[row].view(shape).to(self.device)
+                continue
+            if part and total + size > AT_ONCE:
+                bad |= self._show(part, letters, parcel.names, pixels)
+                part, total = [], 0
+            part, total = [*part, row], total + size
+        bad |= self._show(part, letters, parcel.names, pixels)
         good = [row for row in range(len(letters)) if row not in bad]
         found = (pixels[good] if bad else pixels, parcel.labels[good]) if good else None
         return found, [*parcel.bad, *bad.values()]
+
+    def _show(
+        self, rows: list[int], letters: Sequence[Tensor], names: list[str], pixels: Tensor
+    ) -> dict[int, Corrupt]:
+        """Decode some rows into ``pixels``; those that cannot be are returned."""
+        bad, shapes = dict[int, Corrupt](), dict[tuple[int, int], list[tuple[int, Tensor]]]()
+        for row, picture in zip(rows, self._pictures([letters[r] for r in rows]), strict=True):
+            if isinstance(picture, Tensor):
+                shapes.setdefault((picture.shape[-2], picture.shape[-1]), []).append((row, picture))
+            else:
+                bad[row] = Corrupt(names[row], picture)
+        for alike in shapes.values():
+            together = torch.stack([picture for _, picture in alike])
+            pixels[[row for row, _ in alike]] = shown(together, self.size)
+        return bad
 
     def _pictures(self, contents: Sequence[Tensor]) -> list[Tensor | str]:
         """Each image, or why there is none; halves are tried alone where one spoils the batch."""
         if not contents:
             return []
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torchvision wants to hand decoding to TorchCodec
-                return self._decode(list(contents))
-        except RuntimeError:
-            pass
+            return self._decode(list(contents))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if "CUDA error" in str(error):  # the device's fault, and no image's
+                raise
         if len(contents) > 1:
             half = len(contents) // 2
             return self._pictures(contents[:half]) + self._pictures(contents[half:])
         try:
-            return [decode(contents[0].numpy().tobytes(), self.size).to(self.device)]
+            picture = decode(contents[0].numpy().tobytes(), self.size)
         except Exception as error:  # as in Images.pixels
             return [f"{type(error).__name__}: {error}"]
+        return [picture.to(self.device)]
+
+
+def _smallest() -> Tensor:
+    """A JPEG of a few pixels, to try a decoder on."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(buffer, "JPEG")
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
 
 def shown(pictures: Tensor, size: int) -> Tensor:

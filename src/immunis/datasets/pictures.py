@@ -133,8 +133,9 @@ class Images(Dataset):
         return pixels if self.raw else self.finish(pixels), self.items[index].label
 
     def fingerprint(self) -> str:
-        """Hash of every image's name, encoded size and class, and of the size it is shown at."""
-        total = hashlib.sha256(f"{self.size} {self.scaling}".encode())
+        """Hash of every image's name, encoded size and class, and of how it is shown."""
+        shown = f"{self.size} {self.scaling}{' device' if self.device else ''}"
+        total = hashlib.sha256(shown.encode())
         for item in self.items:
             total.update(f"{Path(item.name).name} {item.length()} {item.label}\n".encode())
         return f"files-{total.hexdigest()[:32]}-{len(self)}"

@@ -109,7 +109,7 @@ def objective(settings: Settings, cut: Cut) -> Objective:
         if settings.lift:
             found["rho_lifted"] = lifted(white(z, *damping, across=True), view.targets)
         if settings.even:
-            rows = even(z, across=True)
+            rows = even(z, settings.floor, across=True)
             found["rho_even"] = rho(rows, view.targets, *damping, across=True)
             if settings.lift:
                 rows = even(white(rows, *damping, across=True), across=True)
