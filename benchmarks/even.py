@@ -2,8 +2,8 @@
 
 python benchmarks/even.py Flowers|Cars [record.json] [--data FOLDER]
 
-A ViT of four blocks on Tiny-ImageNet-100 at 16x16 pixels, defended by ``probe`` as our recipe for
-ViTs has it, without and with ``even``, and audited. Needs timm. An hour on a CPU.
+A ViT of four blocks on Tiny-ImageNet-100 at 16x16 pixels, defended by ``probe`` with the terms of
+our recipes for ViTs, without and with ``even``, and audited. Needs timm. Most of an hour on a CPU.
 """
 
 from __future__ import annotations
