@@ -23,6 +23,7 @@ from immunis.methods import get_method
 from immunis.objectives.base import supervised_only
 from immunis.plan import training_of
 from immunis.recipes import load_recipe
+from immunis.tables import audit_table
 from immunis.training import fit
 
 SEEDS = 3
@@ -78,7 +79,7 @@ def main() -> None:
     record = result.record.with_settings(
         pretraining=PRETRAINING, training=TRAINING, variants=VARIANTS
     )
-    print(result)
+    print(audit_table(record).markdown())
     if given.record:
         print("written:", record.save(given.record))
 

@@ -61,6 +61,8 @@ TABLES = {
     "audit-tiny-imagenet-cars-vit-models": models_table,
     "audit-tiny-imagenet-cars-resnet18": audit_table,
     "audit-tiny-imagenet-cars-resnet18-models": models_table,
+    "audit-small-vit": audit_table,
+    "audit-small-vit-models": models_table,
     "bench-deep": step_table,
     "bench-carry-over": carry_over_table,
     "bench-reproduce": bench_table,
