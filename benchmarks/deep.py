@@ -35,7 +35,7 @@ from immunis.tasks import Task
 
 CLASSES, HARMFUL_CLASSES, LIMIT = 100, 196, 1.3
 METHODS = "probe", "condition", "probe as shipped"
-SHIPPED = {"collapse": 0.3, "lift_ridge": 10.0, "keep": 10.0, "hold": 1.0}  # as our recipes have it
+SHIPPED = {"collapse": 0.3, "lift_ridge": 10.0, "keep": 10.0, "hold": 1.0}  # for Cars on ResNet-18
 NETWORKS = {  # by label: timm's name, options, trained layers, size of the images, D
     "ResNet-18 at 64, D = 512": ("resnet18", {}, ["layer3", "layer4"], 64, 512),
     "ResNet-18 at 224, D = 512": ("resnet18", {}, ["layer3", "layer4"], 224, 512),

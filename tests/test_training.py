@@ -29,7 +29,7 @@ from immunis.gram import gram_of
 from immunis.heldout import HeldOut
 from immunis.judge import RIDGES, crossed, doubts, merit, read_by_probes, ridge_answers
 from immunis.methods import METHODS, get_method
-from immunis.objectives.base import SUPERVISED, Objective, supervised_only
+from immunis.objectives.base import SUPERVISED, Objective, View, supervised_only
 from immunis.objectives.probe import moved, shrunk, total_variance
 from immunis.plan import Hardware, Training
 from immunis.splits import Corrupt
@@ -177,6 +177,24 @@ def test_accumulation_is_exact_for_every_term_of_probe():
         for n in (1, 3)
     )
     assert all(torch.allclose(once[key], parts[key], atol=1e-6) for key in once)
+
+
+@pytest.mark.parametrize("lift", [0, 16])
+def test_even_rows_are_part_of_the_loss(lift):
+    draws = torch.Generator().manual_seed(9)
+    labels = torch.arange(400) % 2
+    z = torch.randn(400, 8, generator=draws)
+    z[:, 0] += 3.0 * (2 * labels - 1)
+    z *= 10 ** (4 * torch.rand(400, 1, generator=draws))  # a few long rows hide the rest
+    targets = torch.nn.functional.one_hot(labels, 2).double()
+    view = View(torch.randn(4, 2), torch.arange(4) % 2, {"": z[:4]}, {"": z}, targets)
+    given = {"lift": lift, "distillation": 0.0, "weight": 3.0}
+    plain, evened = objective("probe", **given), objective("probe", even=True, **given)
+    found = evened.terms(view)
+    new = found.keys() - plain.terms(view).keys()
+    assert new == {"rho_even"} | ({"rho_even_lifted"} if lift else set())
+    assert found["rho_even"] > found["rho"] + 0.2
+    assert all(evened.weights[name] == 3.0 for name in new)
 
 
 def held_view(after, before):

@@ -165,8 +165,9 @@ def joined(rows: Tensor) -> Tensor:
         return rows.detach()
     counts = torch.zeros(world(), dtype=torch.int64, device=rows.device)
     counts[rank()] = len(rows)
-    before, total = (int(part) for part in (summed(counts)[: rank()].sum(), summed(counts).sum()))
-    found = rows.new_zeros(total, *rows.shape[1:])
+    counts = summed(counts)
+    before = int(counts[: rank()].sum())
+    found = rows.new_zeros(int(counts.sum()), *rows.shape[1:])
     found[before : before + len(rows)] = rows.detach()
     return summed(found)
 

@@ -250,15 +250,14 @@ def load_table(record: Record) -> Table:
     )
 
 
-STEPS = ("probe", "condition", "probe as shipped")
-
-
 def step_table(record: Record) -> Table:
     """What a regularizer adds to a training step, in milliseconds and as a ratio."""
     rows = []
     for network, found in record.figures["steps"].items():
-        for method in (name for name in STEPS if name in found):
-            ratio = record.figures["ratios"][f"{method}, {network}"]
+        for method in found:
+            ratio = record.figures["ratios"].get(f"{method}, {network}")
+            if ratio is None:  # no step of a method: the one without, or a part alone
+                continue
             times = [f"{found[key]:.1f}" for key in ("without", method)]
             rows.append(
                 [
