@@ -15,26 +15,28 @@ from deep import small_net, tasks
 from immunis.features import cut
 from immunis.lifting import even, fourier, white
 from immunis.methods import get_method
+from immunis.neighbours import nu
 from immunis.objectives.probe import shrunk, total_variance
 from immunis.plan import Hardware, Training
-from immunis.processes import leave
+from immunis.processes import joined, leave
 from immunis.readable import rho
 from immunis.regularizers import feature_hessian, r_ill, r_well
 from immunis.training import fit
 
 
 def lifted(z):
-    """A few random features, the same ones on every process."""
+    """A few random features of the rows of all processes, the same ones on each."""
     draws = torch.Generator().manual_seed(3)
-    return fourier(white(z, 1e-3, across=True), 12, 0.1, draws)
+    return fourier(white(joined(z), 1e-3), 12, 0.1, draws)
 
 
 REGULARIZERS = {
     "r_well": lambda z, y: r_well(feature_hessian(z, across=True)),
     "r_ill": lambda z, y: r_ill(feature_hessian(z, across=True)),
     "rho": lambda z, y: rho(z, y, across=True),
-    "lifted": lambda z, y: rho(lifted(z), y, across=True),
-    "even": lambda z, y: rho(even(z, across=True), y, across=True),
+    "lifted": lambda z, y: rho(lifted(z), joined(y)),
+    "even": lambda z, y: rho(even(joined(z)), joined(y)),
+    "near": lambda z, y: nu(even(joined(z)), joined(y)),
     "collapse": lambda z, y: total_variance(z).log(),
     "hold": lambda z, y: shrunk(
         SimpleNamespace(primary={"": z}, teacher=(None, z.detach() + y[:, :1]))

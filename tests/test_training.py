@@ -170,7 +170,7 @@ def test_keep_holds_the_primary_features_where_they_were():
 
 def test_accumulation_is_exact_for_every_term_of_probe():
     """Random features too: what a step draws does not depend on the number of its parts."""
-    settings = {"lift": 24, "even": True, "collapse": 0.3, "keep": 3.0, "hold": 10.0}
+    settings = {"lift": 24, "even": True, "near": 5.0, "collapse": 0.3, "keep": 3.0, "hold": 10.0}
     short = dataclasses.replace(SHORT, steps=2, evaluate=1)
     once, parts = (
         run("probe", dataclasses.replace(short, accumulate=n), settings=settings).model.state_dict()
@@ -195,6 +195,10 @@ def test_even_rows_are_part_of_the_loss(lift):
     assert new == {"rho_even"} | ({"rho_even_lifted"} if lift else set())
     assert found["rho_even"] > found["rho"] + 0.2
     assert all(evened.weights[name] == 3.0 for name in new)
+    nearby = objective("probe", near=7.0, **given)
+    found = nearby.terms(view)
+    assert found.keys() - plain.terms(view).keys() == {"near"} and nearby.weights["near"] == 7.0
+    assert found["near"] > 0.3
 
 
 def held_view(after, before):

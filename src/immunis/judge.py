@@ -2,7 +2,8 @@
 
 A network may hide the labels of its training rows alone, having learned those by heart. So what
 counts is the better of two attackers on held-out rows: one who fits probes on training rows, and
-one who has rows of their own (cross-validation among the held-out ones).
+one who has rows of their own (cross-validation among the held-out ones), who may also bring them to
+one length.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from immunis.attacks.base import encode, score
+from immunis.lifting import even
 from immunis.spectrum import eigh
 from immunis.streams import spread
 
@@ -76,9 +78,10 @@ def read_by_probes(seen: Labelled, held: Labelled, kind: str, outputs: int) -> d
         return rows[0][chosen], rows[1][chosen]
 
     own = crossed(held, kind, outputs)
+    evened = crossed((even(held[0].double()), held[1]), kind, outputs)
     constant = encode(held[1], kind, outputs).mean(0).expand(len(held[0]), -1)
     return {
-        "probe": max(own, fitted(seen, held, kind, outputs)),
+        "probe": max(own, evened, fitted(seen, held, kind, outputs)),
         "probe_held": own if count == len(held[0]) else crossed(some(held), kind, outputs),
         "probe_trained": crossed(some(seen), kind, outputs),
         "chance": score(constant, held[1], kind),

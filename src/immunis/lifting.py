@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from immunis.errors import NumericalError
-from immunis.processes import joined, summed, summed_with_gradient
 from immunis.spectrum import relative_cutoff
 
 
@@ -30,28 +29,19 @@ def fourier(
     return torch.cos(z @ frequencies.to(z) + phases.to(z))
 
 
-def white(
-    features: Tensor, ridge: float = 1e-5, floor: float = 0.0, *, across: bool = False
-) -> Tensor:
+def white(features: Tensor, ridge: float = 1e-5, floor: float = 0.0) -> Tensor:
     """Features centred and white over the batch: ``(z − z̄)L⁻ᵀ`` with ``LLᵀ = Σ + λI``.
 
     ``λ = ridge·tr(Σ)/D + floor``, at least what rounding hides, in float64. No direction drowns
     the others unless it is 1/ridge times as large, so what ill-conditioning hides shows. Constant
-    features become zero. With ``across`` the batch is what all processes of a distributed run hold
-    together.
+    features become zero.
 
     Raises:
         NumericalError: if features are not finite.
     """
     z = features.to(torch.float64)
-    count = z.new_tensor(float(len(z)))
-
-    def total(values: Tensor) -> Tensor:
-        return summed_with_gradient(values, shared=False) if across else values
-
-    count = summed(count) if across else count
-    z = z - total(z.sum(0)) / count
-    covariance = total(z.mT @ z) / count
+    z = z - z.mean(0)
+    covariance = z.mT @ z / len(z)
     size = covariance.diagonal().sum()
     damping = max(ridge / len(covariance), 10 * relative_cutoff(len(covariance))) * size + floor
     damping = torch.where(size > 0, damping, 1.0)  # constant features
@@ -65,17 +55,16 @@ def white(
     return torch.linalg.solve_triangular(factor, z.mT, upper=False).mT.to(_real(features))
 
 
-def even(features: Tensor, floor: float = 0.0, *, across: bool = False) -> Tensor:
+def even(features: Tensor, floor: float = 0.0) -> Tensor:
     """Rows about the median m of each feature, of one length: ``√D·(z−m)/√(‖z−m‖² + D·floor)``.
 
     Where most rows are short and a few long, a probe sees the long ones, and so does a mean; here
-    all count alike. A row at the median becomes zero. No gradient flows through m. ``across`` is as
-    in ``white``.
+    all count alike. A row at the median becomes zero. No gradient flows through m.
     """
     z = features.to(torch.float64)
-    middle = (joined(z) if across else z.detach()).median(0).values
-    damped = functional.pad(z - middle, (0, 1), value=math.sqrt(z.shape[1] * floor))
-    return (math.sqrt(z.shape[1]) * unit_rows(damped)[:, :-1]).to(_real(features))
+    z, size = z - z.detach().median(0).values, math.sqrt(z.shape[1])
+    damped = functional.pad(z, (0, 1), value=size * math.sqrt(floor))
+    return (size * unit_rows(damped)[:, :-1]).to(_real(features))
 
 
 def unit_rows(z: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from immunis.errors import LostProcessError
 
@@ -159,35 +160,31 @@ def summed(values: Tensor) -> Tensor:
     return total
 
 
-def joined(rows: Tensor) -> Tensor:
-    """Rows of all processes one after the other, without gradient."""
-    if world() == 1:
-        return rows.detach()
-    counts = torch.zeros(world(), dtype=torch.int64, device=rows.device)
-    counts[rank()] = len(rows)
-    counts = summed(counts)
-    before = int(counts[: rank()].sum())
-    found = rows.new_zeros(int(counts.sum()), *rows.shape[1:])
-    found[before : before + len(rows)] = rows.detach()
-    return summed(found)
-
-
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, shared: bool) -> Tensor:
-        ctx.shared = shared
+    def forward(ctx: Any, values: Tensor) -> Tensor:
         return summed(values)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * world() if ctx.shared else summed(grad), None
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * world()
 
 
-def summed_with_gradient(values: Tensor, *, shared: bool = True) -> Tensor:
-    """Sum over all processes whose gradient, averaged over them, is that of the joined batch.
+def summed_with_gradient(values: Tensor) -> Tensor:
+    """Sum over all processes, each of which must compute the same function of it.
 
-    ``shared``: every process computes the same function of the sum. Where each uses it in its
-    own way, on its own rows, say False: the gradients of all of them are then summed as well.
+    Its gradient, averaged over the processes, is that of the joined batch.
     """
-    return values if world() == 1 else _Summed.apply(values, shared)
+    return values if world() == 1 else _Summed.apply(values)
+
+
+def joined(rows: Tensor) -> Tensor:
+    """Rows (n, D) of all processes one after the other, with a gradient as of their sum."""
+    if world() == 1:
+        return rows
+    counts = torch.zeros(world(), dtype=torch.int64, device=rows.device)
+    counts[rank()] = len(rows)
+    counts = summed(counts)
+    before, after = int(counts[: rank()].sum()), int(counts[rank() + 1 :].sum())
+    return summed_with_gradient(functional.pad(rows, (0, 0, before, after)))

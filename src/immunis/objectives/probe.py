@@ -4,6 +4,7 @@
 invertible linear maps of the features, so no whitening or preconditioning brings it back.
 Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read,
 of rows brought to one length (``even``) what is read where a few rows are much longer than most.
+What neighbours say of labels there is ν (``near``), which carries over to rows not trained on.
 The primary loss and distillation to the original's logits keep the model what it was; ``keep``
 holds its primary features near where they were, and ``hold`` lets none of their directions shrink,
 so that the two together bound κ(H_P).
@@ -23,8 +24,9 @@ from torch import Tensor
 from immunis.errors import NumericalError, SettingsError
 from immunis.features import Cut
 from immunis.lifting import even, fourier, white
+from immunis.neighbours import nu
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
-from immunis.processes import summed, summed_with_gradient, world
+from immunis.processes import joined, summed, summed_with_gradient, world
 from immunis.readable import rho
 from immunis.regularizers import closed_form
 from immunis.settings import require
@@ -49,6 +51,7 @@ class Settings:
             the same weight; 0 for none. A step needs more harmful samples than that.
         lift_ridge: damping of that ρ relative to the mean eigenvalue.
         even: take ρ, and that of lifted features, of rows brought to one length too.
+        near: weight of ν of rows brought to one length, as they are and white.
         collapse: weight of ``log(v_H/v_P + 0.01)``, v the total variance of either task's features.
         distillation: weight of the divergence from the original's logits.
         keep: weight of ``mean‖z − z⁰‖²/v⁰`` over the primary batch, z⁰ the original's features
@@ -66,6 +69,7 @@ class Settings:
     lift: int = 0
     lift_ridge: float = 1e-3
     even: bool = False
+    near: float = 0.0
     collapse: float = 0.0
     distillation: float = 1.0
     keep: float = 0.0
@@ -76,7 +80,7 @@ class Settings:
     def __post_init__(self) -> None:
         """Check the ranges."""
         floats = "weight", "ridge", "floor", "lift_ridge", "distillation", "attacker_rate"
-        for name in (*floats, "collapse", "keep", "hold", "lift", "attacker_steps"):
+        for name in (*floats, "near", "collapse", "keep", "hold", "lift", "attacker_steps"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name}={value}: need >= 0")
         require(self.depths >= 1, f"depths={self.depths}: need >= 1")
@@ -86,8 +90,8 @@ def objective(settings: Settings, cut: Cut) -> Objective:
     """``L(D_P) + KL + weight·mean_l ρ_l`` and, where asked for, some terms more.
 
     They are weight·ρ after the attacker's steps, weight·ρ of lifted features, of rows of one length
-    and of those lifted, ``collapse·log(v_H/v_P + 0.01)``, ``keep·mean‖z_P − z_P⁰‖²/v_P⁰`` and
-    ``hold·tr(H_P⁻¹M_P)/D``.
+    and of those lifted, ``near·ν`` of rows of one length, ``collapse·log(v_H/v_P + 0.01)``,
+    ``keep·mean‖z_P − z_P⁰‖²/v_P⁰`` and ``hold·tr(H_P⁻¹M_P)/D``.
     """
     layers = ("", *reversed(cut.stages[:-1]))[: settings.depths]
 
@@ -100,20 +104,29 @@ def objective(settings: Settings, cut: Cut) -> Objective:
 
     def lifted(z: Tensor, targets: Tensor) -> Tensor:
         ridge = settings.lift_ridge, settings.floor
-        found = fourier(z, settings.lift, WIDTH / z.shape[1])
-        return rho(found, targets, *ridge, across=True)
+        return rho(fourier(z, settings.lift, WIDTH / z.shape[1]), targets, *ridge)
+
+    def beyond(z: Tensor, targets: Tensor) -> Terms:
+        """What others read than linear probes of features as they are."""
+        found, damping = {}, (settings.ridge, settings.floor)
+        if settings.lift:
+            found["rho_lifted"] = lifted(white(z, *damping), targets)
+        if not (settings.even or settings.near):
+            return found
+        rows = even(z, settings.floor)
+        flat = even(white(rows, *damping)) if settings.lift or settings.near else rows
+        if settings.even:
+            found["rho_even"] = rho(rows, targets, *damping)
+        if settings.even and settings.lift:
+            found["rho_even_lifted"] = lifted(flat, targets)
+        if settings.near:
+            found["near"] = (nu(rows, targets) + nu(flat, targets)) / 2
+        return found
 
     def terms(view: View) -> Terms:
         found = {SUPERVISED: view.supervised, "rho": readable(view)}
-        z, damping = view.harmful[""], (settings.ridge, settings.floor)
-        if settings.lift:
-            found["rho_lifted"] = lifted(white(z, *damping, across=True), view.targets)
-        if settings.even:
-            rows = even(z, settings.floor, across=True)
-            found["rho_even"] = rho(rows, view.targets, *damping, across=True)
-            if settings.lift:
-                rows = even(white(rows, *damping, across=True), across=True)
-                found["rho_even_lifted"] = lifted(rows, view.targets)
+        if settings.lift or settings.even or settings.near:
+            found |= beyond(joined(view.harmful[""]), joined(view.targets))
         if settings.collapse:
             harmful, primary = (total_variance(z[""]) for z in (view.harmful, view.primary))
             found["collapse"] = (harmful / primary + LEAST).log()
@@ -134,6 +147,7 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             "rho_lifted": settings.weight,
             "rho_even": settings.weight,
             "rho_even_lifted": settings.weight,
+            "near": settings.near,
             "collapse": settings.collapse,
             "distillation": settings.distillation,
             "keep": settings.keep,
