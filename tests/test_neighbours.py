@@ -32,11 +32,14 @@ def by_loop(z, y, sharpness):
     return total / float(y.square().sum())
 
 
-@pytest.mark.parametrize("sharpness", [0.0, 3.0, 10.0])
+@pytest.mark.parametrize("sharpness", [1e-9, 3.0, 10.0])
 def test_it_is_what_a_loop_over_the_rows_finds(sharpness):
     z = torch.randn(9, 4, dtype=torch.float64, generator=draws())
     y = torch.randn(9, 3, dtype=torch.float64, generator=draws(1))
-    assert float(nu(z, y, sharpness)) == pytest.approx(by_loop(z, y, sharpness), abs=1e-12)
+    found = by_loop(z, y, sharpness)
+    assert float(nu(z, y, [sharpness])) == pytest.approx(found, abs=1e-12)
+    both = (found + by_loop(z, y, 2.0)) / 2
+    assert float(nu(z, y, [sharpness, 2.0])) == pytest.approx(both, abs=1e-12)
 
 
 def test_one_where_classes_lie_apart_and_less_than_nothing_where_all_rows_are_alike():
