@@ -29,6 +29,7 @@ from immunis.objectives.base import SUPERVISED, Objective
 from immunis.readable import rho
 from immunis.records import Record
 from immunis.regularizers import feature_hessian, r_ill, r_well
+from immunis.sharing import Teacher
 from immunis.streams import Stream
 from immunis.taps import Tapped
 from immunis.tasks import Task
@@ -74,9 +75,7 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
         parameter.requires_grad_(key in chosen or key.startswith(f"{whole.head}."))
     if fabric.device.type == "cuda":
         model.to(memory_format=torch.channels_last)
-    frozen = whole.copy()
-    frozen.model.to(fabric.device).requires_grad_(False)
-    original, tapped = Tapped(frozen), fabric.setup(Tapped(whole))
+    teacher, tapped = Teacher(whole, fabric), fabric.setup(Tapped(whole))
     body = [p for key, p in model.named_parameters() if key in chosen]
     device = fabric.device
     primary = (
@@ -91,11 +90,7 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
     def encode(labels: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(labels, HARMFUL_CLASSES).double()
 
-    @torch.no_grad()
-    def teacher(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with fabric.autocast():
-            logits, features = original(inputs)
-        return logits.float(), features[""].float()
+    teacher.share(model, primary[0])
 
     def step(objective: Objective) -> float:
         engine = Engine(

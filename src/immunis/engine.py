@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from immunis.errors import NumericalError
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
 from immunis.processes import summed, world
+from immunis.sharing import Teacher
 
 Batch = tuple[Tensor, Tensor]
 DIFFERENCE = 1e-2  # of a second-order probe, relative to the parameters
@@ -33,7 +34,7 @@ class Engine:
         tapped: the model with taps, set up by Fabric.
         objective: the loss.
         body: the extractor's trained parameters, which a simulated attacker moves.
-        teacher: gives the original's answers and features.
+        teacher: gives the original's answers and features, and follows the model's passes.
         head: a harmful head that follows the features.
         smoothing: label smoothing.
         classify: whether harmful labels are classes.
@@ -49,7 +50,7 @@ class Engine:
         objective: Objective,
         body: list[nn.Parameter],
         *,
-        teacher: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+        teacher: Teacher | None = None,
         head: nn.Linear | None = None,
         smoothing: float = 0.0,
         classify: bool = True,
@@ -190,17 +191,23 @@ class Engine:
         found: dict[tuple, Tensor] = {}
         if self.joint and len(roles) > 1:
             sizes = [len(inputs) for _, inputs in roles]
-            logits, features = self.tapped(torch.cat([inputs for _, inputs in roles]))
+            with self._followed(sizes[0]):
+                logits, features = self.tapped(torch.cat([inputs for _, inputs in roles]))
             split = {k: dict(zip("ph", v.split(sizes), strict=True)) for k, v in features.items()}
             found[("logits",)] = logits.split(sizes)[0]
             found |= {(role, k): parts[role] for k, parts in split.items() for role in "ph"}
             return found
         for role, inputs in roles:
-            with _resting(self.tapped, role == "h" and not self.joint):
+            follow = self._followed(len(inputs)) if role == "p" else nullcontext()
+            with follow, _resting(self.tapped, role == "h" and not self.joint):
                 logits, features = self.tapped(inputs)
             found |= {(role, layer): z for layer, z in features.items()}
             found.setdefault(("logits",), logits)
         return found
+
+    def _followed(self, rows: int) -> AbstractContextManager[None]:
+        """A pass whose first rows are the primary batch, which the teacher is asked about next."""
+        return nullcontext() if self.teacher is None else self.teacher.following(rows)
 
     def _view(
         self, answers: Mapping[tuple, Tensor], primary: Batch | None, harmful: Batch | None

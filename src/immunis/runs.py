@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from immunis.objectives.base import Objective
 from immunis.plan import Hardware, Training
 from immunis.prepare import check_head, encoder_of, groups_of, optimizer_of, set_mode, trainable
 from immunis.processes import rank, summed, world
+from immunis.sharing import ROWS, Teacher
 from immunis.streams import Stream, augmented, held_out, mixed
 from immunis.taps import Tapped
 from immunis.tasks import Task
@@ -81,7 +82,8 @@ class Run:
             self.head = head.to(self.fabric.device).requires_grad_(False)
         self.engine = Engine(
             self.fabric, self._module, objective, groups[0]["params"],
-            teacher=self._teacher(cut) if objective.teacher else None, head=self.head,
+            teacher=self._teacher(cut, primary, hardware) if objective.teacher else None,
+            head=self.head,
             smoothing=training.label_smoothing,
             classify=harmful is not None and harmful.kind == "classification",
             accumulate=training.accumulate, joint=training.batchnorm == "freeze",
@@ -105,22 +107,13 @@ class Run:
             self._primary.epoch, self._harmful.epoch if self._harmful else 0
         )
 
-    def _teacher(self, cut: Cut) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """The original's answers and features, without gradient."""
-        fabric = self.fabric  # not the run itself, which would then outlive its use
-        frozen = cut.copy()
-        frozen.model.to(fabric.device).eval().requires_grad_(False)
-
-        def answers(inputs: Tensor) -> tuple[Tensor, Tensor]:
-            tapped = Tapped(frozen)
-            try:
-                with torch.no_grad(), fabric.autocast():
-                    logits, features = tapped(inputs)
-            finally:
-                tapped.close()  # hooks that stay would keep the copy alive
-            return logits.float(), features[""].float()
-
-        return answers
+    def _teacher(self, cut: Cut, primary: Task, hardware: Hardware) -> Teacher:
+        """The original, which shares this run's forward passes where they are whole and plain."""
+        teacher, model = Teacher(cut, self.fabric), self.tapped.model
+        plain = not (hardware.compile or hardware.strategy == "fsdp" or model.training)
+        if plain and self.training.accumulate == 1:
+            teacher.share(model, primary.train.first(ROWS))
+        return teacher
 
     def batches(self, begin: int, end: int) -> Iterator[tuple[int, Batch, Batch | None]]:
         """Number and batches of each step from ``begin`` to before ``end``."""

@@ -18,9 +18,11 @@ from immunis.datasets import read_images
 from immunis.export import export, weights
 from immunis.features import cut
 from immunis.lineup import defended, original
+from immunis.methods import get_method
 from immunis.networks import load_weights, named_network
-from immunis.plan import Training
+from immunis.plan import Hardware, Training
 from immunis.recipes import load_recipe
+from immunis.runs import Run
 from test_images import write_cars, write_folders
 
 SHORT = Training(steps=2, batch=16, harmful_batch=40, evaluate=1)
@@ -233,3 +235,33 @@ def test_lora_runs_on_a_defended_vit():
         seeds=2, budget=2, defender=harmful,
     )  # fmt: skip
     assert found.record.figures["attacks"]["lora"]["probe"]["status"] == "done"
+
+
+@pytest.mark.filterwarnings("ignore::immunis.RankWarning")
+@pytest.mark.parametrize(
+    ("build", "layers", "last"),
+    [
+        (resnet, ["layer3", "layer4"], "layer2"),
+        (resnet, ["layer4"], "layer3"),
+        (resnet, ["layer4.0.conv2"], "layer3"),  # the shortcut goes past conv1
+        (vit, ["blocks.2", "norm"], "blocks.1"),
+        (vit, ["blocks.2.mlp"], "blocks.1"),
+        (vit, ["*.bias"], ""),
+    ],
+)
+def test_a_teacher_takes_over_all_below_the_trained_layers(build, layers, last):
+    primary, harmful = pair()
+    whole, method = cut(build(), primary.train.first(2), 4), get_method("probe")
+    goal = method.objective(method.configure({"keep": 1.0}, network=True), whole)
+    run = Run(
+        whole, goal, primary, harmful, dataclasses.replace(SHORT, layers=layers), Hardware(), 0
+    )
+    teacher = run.engine.teacher
+    assert teacher._last == last
+    _, batch, other = next(iter(run.batches(0, 1)))
+    run.engine._answers(batch, other)
+    assert (teacher._lent is not None) == bool(last)
+    found = teacher(batch[0])
+    assert teacher.shares == bool(last)
+    for a, b in zip(found, teacher(batch[0]), strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
