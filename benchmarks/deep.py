@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import timm
@@ -24,8 +25,10 @@ from PIL import Image
 from immunis.datasets.pictures import Images, Item
 from immunis.engine import Engine
 from immunis.features import cut
+from immunis.lifting import fourier, white
 from immunis.methods import get_method
 from immunis.objectives.base import SUPERVISED, Objective
+from immunis.objectives.probe import shrunk
 from immunis.readable import rho
 from immunis.records import Record
 from immunis.regularizers import feature_hessian, r_ill, r_well
@@ -123,8 +126,28 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
     hessians = {role: feature_hessian(z) for role, z in features.items()}
     found["r_well alone"] = median_ms(lambda: r_well(hessians["p"]), device, repeats)
     found["r_ill alone"] = median_ms(lambda: r_ill(hessians["h"]), device, repeats)
+    for what, call in pieces(features, targets, whole.width).items():
+        found[f"{what} alone"] = median_ms(call, device, repeats)
+    found["teacher alone"] = median_ms(lambda: teacher(primary[0]), device, repeats)
     found["encoding labels"] = median_ms(lambda: encode(harmful[1]), device, repeats)
     return found
+
+
+def pieces(
+    features: dict[str, torch.Tensor], targets: torch.Tensor, width: int
+) -> dict[str, Callable[[], None]]:
+    """What `probe` as shipped does to the features besides ρ, each with its backward pass."""
+    leaves = {role: z.clone().requires_grad_() for role, z in features.items()}
+    before = SimpleNamespace(primary={"": leaves["p"]}, teacher=(None, 0.9 * features["p"]))
+    flat = white(features["h"]).requires_grad_()
+
+    def lifted() -> torch.Tensor:
+        return rho(fourier(flat, 2 * width, 0.5 / width), targets, 10.0)
+
+    found = {"white": lambda: white(leaves["h"]).sum(), "lifted rho": lifted}
+    if len(features["p"]) > width:
+        found["hold"] = lambda: shrunk(before)
+    return {what: lambda call=call: call().backward() for what, call in found.items()}
 
 
 def decoding(fabric: Fabric, workers: int, count: int, size: int) -> dict:

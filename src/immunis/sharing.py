@@ -60,15 +60,10 @@ class Teacher:
         frozen = [name for name, module in student.named_modules() if name and _fixed(module)]
         if all(p.requires_grad for p in student.parameters()) or not frozen:
             return
+        inputs = inputs[:ROWS].to(self._fabric.device)
         try:
-            self._last, self._blanks = self._search(student, frozen, inputs[:ROWS])
-        except (
-            RuntimeError,
-            TypeError,
-            IndexError,
-            ValueError,
-            AssertionError,
-        ):  # NaN is not for every model
+            self._last, self._blanks = self._search(student, frozen, inputs)
+        except (ArithmeticError, LookupError, RuntimeError, ValueError):  # a model may refuse NaN
             return
         self._lender = student.get_submodule(self._last) if self._last else None
 
