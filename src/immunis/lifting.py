@@ -21,11 +21,13 @@ def fourier(
     """``cos(zᵀω + b)`` of ``count`` draws of ω ~ N(0, 2γI) and a phase b.
 
     Ridge regression on them is that with the kernel ``exp(−γ‖z − z'‖²)`` (Rahimi and Recht
-    2007). Draws come from ``generator``, or else torch's own, on the CPU: equal on every device.
+    2007). Draws come from ``generator``, or else torch's own on the features' device.
     """
     z = _real(features)
-    frequencies = torch.randn(z.shape[1], count, generator=generator) * math.sqrt(2 * gamma)
-    phases = 2 * math.pi * torch.rand(count, generator=generator)
+    device = z.device if generator is None else generator.device
+    frequencies = torch.randn(z.shape[1], count, generator=generator, device=device)
+    frequencies = math.sqrt(2 * gamma) * frequencies
+    phases = 2 * math.pi * torch.rand(count, generator=generator, device=device)
     return torch.cos(z @ frequencies.to(z) + phases.to(z))
 
 
