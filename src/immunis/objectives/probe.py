@@ -50,8 +50,9 @@ class Settings:
         lift: number of random nonlinear features of white features on which ρ is taken too, with
             the same weight; 0 for none. A step needs more harmful samples than that.
         lift_ridge: damping of that ρ relative to the mean eigenvalue.
-        even: take ρ, and that of lifted features, of rows brought to one length too.
-        near: weight of ν of rows brought to one length, as they are and white.
+        even: take ρ of rows brought to one length too, the mean of two: as they are, and made white
+            and brought to one length again, as attackers do; with ``lift``, ρ of the latter lifted.
+        near: weight of ν of rows brought to one length, likewise the mean of two.
         collapse: weight of ``log(v_H/v_P + 0.01)``, v the total variance of either task's features.
         distillation: weight of the divergence from the original's logits.
         keep: weight of ``mean‖z − z⁰‖²/v⁰`` over the primary batch, z⁰ the original's features
@@ -114,9 +115,9 @@ def objective(settings: Settings, cut: Cut) -> Objective:
         if not (settings.even or settings.near):
             return found
         rows = even(z, settings.floor)
-        flat = even(white(rows, *damping)) if settings.lift or settings.near else rows
+        flat = even(white(rows, *damping))
         if settings.even:
-            found["rho_even"] = rho(rows, targets, *damping)
+            found["rho_even"] = (rho(rows, targets, *damping) + rho(flat, targets, *damping)) / 2
         if settings.even and settings.lift:
             found["rho_even_lifted"] = lifted(flat, targets)
         if settings.near:
