@@ -199,6 +199,11 @@ def test_even_rows_are_part_of_the_loss(lift):
     found = nearby.terms(view)
     assert found.keys() - plain.terms(view).keys() == {"near"} and nearby.weights["near"] == 7.0
     assert found["near"] > 0.3
+    still = dataclasses.replace(view, harmful={"": 1e-7 * view.harmful[""].sign()})
+    assert nearby.terms(still)["near"] < 1e-3  # below the floor
+    other = torch.randn(200, 8, generator=draws).repeat_interleave(2, 0)  # neighbours that differ
+    apart = dataclasses.replace(view, harmful={"": other})
+    assert nearby.terms(apart)["near"] == 0
 
 
 def held_view(after, before):

@@ -46,13 +46,15 @@ class Settings:
         depths: number of places where ρ is taken: the features, then the outputs of the
             stages below the last, going down.
         ridge: damping of ρ relative to the mean eigenvalue.
-        floor: absolute damping, which keeps the solve stable when features collapse.
+        floor: absolute damping, which keeps the solve stable when features collapse; rows shorter
+            than its root a feature stay short where rows are brought to one length.
         lift: number of random nonlinear features of white features on which ρ is taken too, with
             the same weight; 0 for none. A step needs more harmful samples than that.
         lift_ridge: damping of that ρ relative to the mean eigenvalue.
         even: take ρ of rows brought to one length too, the mean of two: as they are, and made white
             and brought to one length again, as attackers do; with ``lift``, ρ of the latter lifted.
-        near: weight of ν of rows brought to one length, likewise the mean of two.
+        near: weight of ν of rows brought to one length, likewise the mean of two, each at least 0:
+            below, neighbours would be made to differ, which can be read as well.
         collapse: weight of ``log(v_H/v_P + 0.01)``, v the total variance of either task's features.
         distillation: weight of the divergence from the original's logits.
         keep: weight of ``mean‖z − z⁰‖²/v⁰`` over the primary batch, z⁰ the original's features
@@ -115,13 +117,15 @@ def objective(settings: Settings, cut: Cut) -> Objective:
         if not (settings.even or settings.near):
             return found
         rows = even(z, settings.floor)
-        flat = even(white(rows, *damping))
+        size = rows.detach().square().mean(1, keepdim=True).sqrt()  # 1; less below the floor
+        flat = size * even(white(rows, *damping))
         if settings.even:
             found["rho_even"] = (rho(rows, targets, *damping) + rho(flat, targets, *damping)) / 2
         if settings.even and settings.lift:
             found["rho_even_lifted"] = lifted(flat, targets)
         if settings.near:
-            found["near"] = (nu(rows, targets) + nu(flat, targets)) / 2
+            read = torch.stack([nu(seen, targets) for seen in (rows, flat)])
+            found["near"] = read.clamp(min=0.0).mean()
         return found
 
     def terms(view: View) -> Terms:
