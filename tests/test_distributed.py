@@ -2,7 +2,10 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +15,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from deep import small_net, tasks
+from immunis import SettingsError
 from immunis.features import cut
 from immunis.lifting import even, fourier, white
 from immunis.methods import get_method
@@ -135,6 +139,7 @@ def _train(rank, port, folder, name, settings):
     ("name", "settings"),
     [
         ("probe", {"attacker_steps": 1, "depths": 2, "collapse": 0.5, "keep": 50.0, "hold": 1.0}),
+        ("probe", {"lift": 24, "even": True, "near": 5.0}),
         ("condition", {}),
         ("imma", {}),
     ],
@@ -146,6 +151,43 @@ def test_two_processes_train_as_one(tmp_path, name, settings):
     assert list(one) == list(two)
     for key in one:
         assert torch.allclose(one[key].float(), two[key].float(), atol=2e-5), key
+
+
+def test_a_script_started_by_fabric_run_takes_its_settings(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import torch; from test_distributed import _run; from immunis.plan import Hardware\n"
+        "from immunis.processes import rank, world\n"
+        "result = _run(Hardware(precision='64-true'))\n"
+        f"torch.save((world(), result.model.state_dict()), {str(tmp_path)!r} + f'/{{rank()}}.pt')\n"
+    )
+    said = subprocess.run(
+        [
+            *(sys.executable, "-m", "lightning.fabric.cli", "--accelerator", "cpu"),
+            *("--devices", "2", "--strategy", "ddp", "--precision", "32-true", str(script)),
+        ],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr[-2000:]
+    one = _run(Hardware()).model.state_dict()
+    for number in (0, 1):
+        count, two = torch.load(tmp_path / f"{number}.pt", weights_only=True)
+        assert count == 2
+        assert all(torch.allclose(one[key], two[key], atol=2e-5) for key in one)
+
+
+def test_fabric_run_is_heeded_only_where_it_started_us(monkeypatch):
+    given = Hardware(devices=3, precision="64-true")
+    assert given.as_launched() == given
+    monkeypatch.setenv("LT_DEVICES", "2")
+    assert given.as_launched() == given
+    monkeypatch.setenv("LT_CLI_USED", "1")
+    monkeypatch.setenv("LT_ACCELERATOR", "gpu")
+    assert given.as_launched() == Hardware(device="cuda", devices=2, precision="64-true")
+    monkeypatch.setenv("LT_DEVICES", "auto")
+    with pytest.raises(SettingsError, match="devices is 'auto'; give a number"):
+        given.as_launched()
 
 
 def test_processes_agree_on_updated_statistics(tmp_path):

@@ -32,6 +32,7 @@ from immunis.methods import METHODS, get_method
 from immunis.objectives.base import SUPERVISED, Objective, View, supervised_only
 from immunis.objectives.probe import moved, shrunk, total_variance
 from immunis.plan import Hardware, Training
+from immunis.runs import Run
 from immunis.splits import Corrupt
 from immunis.streams import Stream, held_out
 from immunis.training import fit
@@ -204,6 +205,17 @@ def test_even_rows_are_part_of_the_loss(lift):
     other = torch.randn(200, 8, generator=draws).repeat_interleave(2, 0)  # neighbours that differ
     apart = dataclasses.replace(view, harmful={"": other})
     assert nearby.terms(apart)["near"] == 0
+
+
+def test_more_depths_than_a_model_has_are_refused():
+    with pytest.raises(SettingsError, match="depths=99: the model has . stages"):
+        run("probe", settings={"depths": 99})
+
+
+def test_half_precision_without_a_scaler_stops_at_bad_gradients():
+    goal = objective("probe")
+    made = Run(whole(), goal, *tasks(), SHORT, Hardware(precision="16-mixed"), 0)
+    assert made.unsound({"gradient": math.nan, "rho": 1.0}) == ["gradient"]
 
 
 def held_view(after, before):
@@ -500,6 +512,9 @@ def test_unknown_training_settings_are_refused_with_a_suggestion():
 def test_a_layer_that_does_not_exist_is_named_with_close_ones():
     with pytest.raises(SettingsError, match=r"unknown layer '3.9'.*did you mean '3\.\d'"):
         run(training=dataclasses.replace(SHORT, layers=["3.9"]))
+    still = next(name for name, module in small_net().named_modules() if type(module) is nn.ReLU)
+    with pytest.raises(SettingsError, match="has no parameters"):
+        run(training=dataclasses.replace(SHORT, layers=[still]))
 
 
 def test_a_model_without_a_linear_head_is_refused():

@@ -82,6 +82,8 @@ class Cut:
             found = {n for n in names if n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)}
             if not found and pattern == self.head:
                 raise SettingsError(f"{pattern!r} is the head, which is always trained.")
+            if not found and patterns and pattern in modules:
+                raise SettingsError(f"layer {pattern!r} has no parameters: nothing to train in it.")
             if not found and patterns:
                 raise unknown("layer", pattern, modules)
             chosen |= found

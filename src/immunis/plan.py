@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_type_hints
 
 import torch
@@ -13,6 +15,15 @@ import torch
 from immunis.errors import SettingsError
 from immunis.processes import leave, watch
 from immunis.settings import check, require
+
+CLI_USED = "LT_CLI_USED"  # how ``fabric run`` tells that it started a process, and with what
+CLI = {
+    "LT_ACCELERATOR": "device",
+    "LT_DEVICES": "devices",
+    "LT_NUM_NODES": "nodes",
+    "LT_STRATEGY": "strategy",
+    "LT_PRECISION": "precision",
+}
 
 
 @dataclass(frozen=True)
@@ -119,8 +130,9 @@ class Hardware:
     """Where a run takes place.
 
     Attributes:
-        device: ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"auto"``.
-        devices: how many; under ``torchrun`` or ``fabric run`` theirs counts.
+        device: ``"cpu"``, ``"cuda"`` or ``"auto"``; ``"mps"`` has no float64 and is for audits.
+        devices: how many; under ``torchrun`` its number counts, and under ``fabric run`` whatever
+            that was given.
         nodes: machines.
         strategy: ``"auto"``, ``"ddp"`` or ``"fsdp"``.
         precision: ``"32-true"``, ``"bf16-mixed"`` or another that Fabric knows.
@@ -134,8 +146,26 @@ class Hardware:
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true"] = "32-true"
     compile: bool = False
 
+    def as_launched(self) -> Hardware:
+        """These settings, but for those that ``fabric run`` was given, where it started us.
+
+        Raises:
+            SettingsError: for a number of devices that is none.
+        """
+        found = {own: os.environ[name] for name, own in CLI.items() if name in os.environ}
+        if not int(os.environ.get(CLI_USED, "0")):
+            return self
+        if found.get("device") == "gpu":
+            found["device"] = "cuda"
+        numbers = ("devices", "nodes")
+        if wrong := [own for own in numbers if not found.get(own, "1").isdigit()]:
+            raise SettingsError(f"fabric run: {wrong[0]} is {found[wrong[0]]!r}; give a number.")
+        return hardware_of(
+            {**asdict(self), **{k: int(v) if k in numbers else v for k, v in found.items()}}
+        )
+
     def fabric(self) -> Any:
-        """Start Lightning Fabric.
+        """Start Lightning Fabric, with these settings and no others.
 
         Raises:
             SettingsError: where this machine cannot meet the request.
@@ -143,24 +173,40 @@ class Hardware:
         from lightning.fabric import Fabric
         from lightning.fabric.strategies import DDPStrategy
 
+        device = self.device
+        if device == "auto":  # MPS has no float64, which every Gram needs
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "mps":
+            raise SettingsError("training needs float64, which MPS has not: use --device cpu.")
         strategy: Any = self.strategy
         if strategy == "ddp":  # buffers are equal everywhere: frozen, or updated on one device
             strategy = DDPStrategy(broadcast_buffers=False)
         if self.devices * self.nodes > 1:
             watch()
         try:
-            fabric = Fabric(
-                accelerator=self.device,
-                devices=self.devices,
-                num_nodes=self.nodes,
-                strategy=strategy,
-                precision=self.precision,
-            )
-            fabric.launch()
+            with _without(CLI_USED, *CLI):  # by which Fabric would refuse what differs from them
+                fabric = Fabric(
+                    accelerator=device,
+                    devices=self.devices,
+                    num_nodes=self.nodes,
+                    strategy=strategy,
+                    precision=self.precision,
+                )
+                fabric.launch()
             atexit.register(leave)  # before the interpreter tears sockets down in any order
         except (ValueError, RuntimeError) as error:  # Fabric's own words for what is missing
             raise SettingsError(f"{self}: {error}") from error
         return fabric
+
+
+@contextmanager
+def _without(*names: str) -> Iterator[None]:
+    """Hide environment variables."""
+    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
 
 
 def training_of(values: Mapping[str, Any]) -> Training:

@@ -52,9 +52,9 @@ class Run:
         seed: int,
     ) -> None:
         check_head(cut, primary)
-        self.training, self.seed = training, seed
+        self.training, self.seed, hardware = training, seed, hardware.as_launched()
         self.fabric = hardware.fabric()
-        self._scaled = hardware.precision == "16-mixed"
+        self._scaled = getattr(self.fabric.strategy.precision, "scaler", None) is not None
         start = cut.copy()
         chosen = trainable(start, training)
         self.tapped = Tapped(start, objective.layers)

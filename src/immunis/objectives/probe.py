@@ -96,7 +96,12 @@ def objective(settings: Settings, cut: Cut) -> Objective:
     and of those lifted, ``near·ν`` of rows of one length, ``collapse·log(v_H/v_P + 0.01)``,
     ``keep·mean‖z_P − z_P⁰‖²/v_P⁰`` and ``hold·tr(H_P⁻¹M_P)/D``.
     """
-    layers = ("", *reversed(cut.stages[:-1]))[: settings.depths]
+    places = ("", *reversed(cut.stages[:-1]))
+    require(
+        settings.depths <= len(places),
+        f"depths={settings.depths}: the model has {len(places)} stages to look at",
+    )
+    layers = places[: settings.depths]
 
     def readable(view: View) -> Tensor:
         found = [
