@@ -25,11 +25,13 @@ from PIL import Image
 from immunis.datasets.pictures import Images, Item
 from immunis.engine import Engine
 from immunis.features import cut
-from immunis.lifting import fourier, white
+from immunis.lifting import even, fourier, white
 from immunis.methods import get_method
+from immunis.neighbours import nu
 from immunis.objectives.base import SUPERVISED, Objective
 from immunis.objectives.probe import shrunk
 from immunis.readable import rho
+from immunis.recipes import load_recipe
 from immunis.records import Record
 from immunis.regularizers import feature_hessian, r_ill, r_well
 from immunis.sharing import Teacher
@@ -39,12 +41,13 @@ from immunis.tasks import Task
 
 CLASSES, HARMFUL_CLASSES, LIMIT = 100, 196, 1.3
 METHODS = "probe", "condition", "probe as shipped"
-SHIPPED = {"collapse": 0.3, "lift_ridge": 10.0, "keep": 10.0, "hold": 1.0}  # for Cars on ResNet-18
-NETWORKS = {  # by label: timm's name, options, trained layers, size of the images, D
-    "ResNet-18 at 64, D = 512": ("resnet18", {}, ["layer3", "layer4"], 64, 512),
-    "ResNet-18 at 224, D = 512": ("resnet18", {}, ["layer3", "layer4"], 224, 512),
+RESNET, VIT = "tiny-imagenet-cars-resnet18", "tiny-imagenet-cars-vit"
+NETWORKS = {  # by label: timm's name, options, trained layers, size, whose settings ship, D
+    "ResNet-18 at 64, D = 512": ("resnet18", {}, ["layer3", "layer4"], 64, RESNET, 512),
+    "ResNet-18 at 224, D = 512": ("resnet18", {}, ["layer3", "layer4"], 224, RESNET, 512),
     "ViT-B/8 at 64, D = 768": (
-        "vit_base_patch16_224", {"img_size": 64, "patch_size": 8}, ["blocks.11", "norm"], 64, 768,
+        "vit_base_patch16_224", {"img_size": 64, "patch_size": 8}, ["blocks.11", "norm"], 64, VIT,
+        768,
     ),
 }  # fmt: skip
 
@@ -69,7 +72,7 @@ def median_ms(call: Callable[[], object], device: torch.device, repeats: int) ->
 
 def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> dict:
     """Milliseconds of a step with each objective, and of the regularizers alone."""
-    name, options, layers, side, _ = NETWORKS[label]
+    name, options, layers, side, recipe, _ = NETWORKS[label]
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=CLASSES, **options).eval()
     whole = cut(model, torch.zeros(2, 3, side, side), CLASSES)
@@ -110,7 +113,9 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
 
     methods = {"probe": {"distillation": 0.0}, "condition": {}}
     if sizes[0] > whole.width:  # as hold needs
-        methods["probe as shipped"] = {**SHIPPED, "lift": 2 * whole.width}
+        own = load_recipe(recipe).method
+        shipped = {k: v for k, v in own.items() if k not in ("name", "label", "training")}
+        methods["probe as shipped"] = shipped
     found = {"without": step(Objective(plain))}
     for what, settings in methods.items():
         method = get_method(what.split()[0])
@@ -144,7 +149,11 @@ def pieces(
     def lifted() -> torch.Tensor:
         return rho(fourier(flat, 2 * width, 0.5 / width), targets, 10.0)
 
-    found = {"white": lambda: white(leaves["h"]).sum(), "lifted rho": lifted}
+    found = {
+        "white": lambda: white(leaves["h"]).sum(),
+        "lifted rho": lifted,
+        "nu": lambda: nu(even(leaves["h"]), targets),
+    }
     if len(features["p"]) > width:
         found["hold"] = lambda: shrunk(before)
     return {what: lambda call=call: call().backward() for what, call in found.items()}

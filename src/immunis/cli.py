@@ -92,7 +92,7 @@ def immunize(
 ) -> None:
     """Immunize a model as a recipe says; write weights, configuration, record and cards.
 
-    A network is trained, on one device or many; torchrun and fabric run work too.
+    A network is trained, on one device or many; torchrun works too.
     """
     from immunis.card import render
     from immunis.errors import SettingsError
