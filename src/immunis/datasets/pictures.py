@@ -196,7 +196,7 @@ def load(data: Images, where: str) -> tuple[Tensor, Tensor]:
     if len(bad) > max(1, MOST_CORRUPT * len(found)):
         raise InputError(
             f"{where}: {len(bad)} of {len(found)} images cannot be read, the first {bad[0].name} "
-            f"({bad[0].reason}); at most {MOST_CORRUPT:.0%} are skipped. Check the files."
+            f"({bad[0].reason}); at most {MOST_CORRUPT:.0%}, or one, are skipped. Check the files."
         )
     if bad:
         warnings.warn(
