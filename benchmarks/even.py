@@ -1,10 +1,9 @@
-"""Rows of one length: what they give an attacker of a small ViT, and what is taken back.
+"""Rows of one length: what they give an attacker of a small ViT, and what ``even`` takes back.
 
 python benchmarks/even.py Flowers|Cars [record.json] [--data FOLDER]
 
 A ViT of four blocks on Tiny-ImageNet-100 at 16x16 pixels, defended by ``probe`` with the terms of
-our recipes for ViTs, ``lift`` or ``even`` and ``near``, and audited. Needs timm. Most of an hour on
-a CPU.
+our recipes for ViTs, without and with ``even``, and audited. Needs timm. Most of an hour on a CPU.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from immunis.tables import audit_table
 from immunis.training import fit
 
 SEEDS = 3
-BOTH = {"weight": 10.0, "collapse": 0.3, "keep": 1.0, "hold": 0.1}
+HELD = {"lift": 192, "lift_ridge": 10.0, "keep": 1.0, "hold": 0.1}
 VARIANTS = {
-    "probe-held": BOTH | {"lift": 192, "lift_ridge": 10.0},
-    "probe-near": BOTH | {"even": True, "near": 15.0},
+    "probe-held": HELD | {"weight": 10.0, "collapse": 0.3},
+    "probe-even": HELD | {"weight": 10.0, "collapse": 0.3, "even": True},
 }
 PRETRAINING = {"layers": ["*"], "epochs": 9, "batch": 256, "augment": True, "evaluate": 3}
 TRAINING = {

@@ -169,8 +169,8 @@ class Split:
         if len(self.corrupt) > max(1, MOST_CORRUPT * total):
             raise InputError(
                 f"{self.where}: {len(self.corrupt)} of {total} samples cannot be read, the last "
-                f"{bad[-1].name} ({bad[-1].reason}); at most {MOST_CORRUPT:.0%}, or one, are skipped. "
-                "Check the files, or fetch them again."
+                f"{bad[-1].name} ({bad[-1].reason}); at most {MOST_CORRUPT:.0%}, or one, are "
+                "skipped. Check the files, or fetch them again."
             )
         warnings.warn(
             f"{self.where}: skipped {bad[-1].name} ({bad[-1].reason}); {len(self.corrupt)} of "
