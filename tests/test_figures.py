@@ -34,8 +34,10 @@ def test_figures_are_png_or_pdf_name_their_record_and_are_the_same_each_time():
 def test_every_kind_of_record_has_its_figures(pair):
     assert set(drawings(record("demo"))) == {"overview", "spectra", "norm_ratios"}
     assert set(drawings(record("audit-digit-parity"))) == AUDIT | {"spectra"}
-    older = record("audit-tiny-imagenet-cars-resnet18")
-    assert set(drawings(older)) == AUDIT  # written before records kept spectra
+    older = record("audit-digit-parity")
+    for row in older.figures["models"].values():
+        del row["spectra"]
+    assert set(drawings(older)) == AUDIT  # as before records kept spectra
     assert "heat-maps" in drawings(record("reproduce-mnist"))
     linear = immunize(torch.eye(5), *pair, "erase").record
     assert set(drawings(linear)) == {"spectra"}
