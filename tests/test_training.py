@@ -382,6 +382,22 @@ def test_the_judge_is_not_fooled_by_a_network_that_learned_its_rows_by_heart():
     assert "too few rows to judge by" in doubts(figures, figures | {"probe": 0.3})[0]
 
 
+def test_the_judge_brings_rows_to_one_length_too():
+    draws = torch.Generator().manual_seed(9)
+    labels = torch.arange(400) % 2
+    z = torch.randn(400, 8, generator=draws)
+    z[:, 0] += 3.0 * (2 * labels - 1)
+    z *= 10 ** (6 * torch.rand(400, 1, generator=draws))  # a few long rows hide the rest
+    figures = read_by_probes((0 * z, labels), (z, labels), "classification", 2)
+    assert figures["probe_held"] == crossed((z, labels), "classification", 2) < 0.8
+    assert figures["probe"] > 0.99
+
+
+def test_training_refuses_a_device_without_float64():
+    with pytest.raises(SettingsError, match="MPS has not: use --device cpu"):
+        run("probe", hardware=Hardware(device="mps"))
+
+
 def test_a_defence_that_learned_its_sample_by_heart_says_so():
     torch.manual_seed(0)
     inputs = torch.randn(2000, 300)

@@ -62,6 +62,7 @@ class Engine:
         self.body, self.teacher, self.head = body, teacher, head
         self.smoothing, self.classify, self.accumulate = smoothing, classify, accumulate
         self.joint, self.sharded = joint, sharded
+        self.scaler = getattr(fabric.strategy.precision, "scaler", None)  # of half precision alone
         self.weights: dict[str, float] = {}
         self.notes: list[str] = []
 
@@ -88,8 +89,7 @@ class Engine:
 
     def _scale(self) -> float:
         """Factor by which half precision multiplies a loss before its backward pass."""
-        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
-        return 1.0 if scaler is None else float(scaler.get_scale())
+        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     def _norm(self, tensors: list[Tensor]) -> float:
         square = torch.stack([t.detach().double().square().sum() for t in tensors]).sum()

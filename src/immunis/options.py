@@ -83,7 +83,9 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Only estimate time and memory, from a short pilot."),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, mps or auto: where models run.")]
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda, auto, or mps (not to train): where models run.")
+]
 Devices = Annotated[int, typer.Option(min=1, help="Devices of this machine to train on.")]
 Precision = Annotated[str, typer.Option(help="32-true, bf16-mixed, ...: of training.")]
 

@@ -152,9 +152,9 @@ class Hardware:
         Raises:
             SettingsError: for a number of devices that is none.
         """
-        found = {own: os.environ[name] for name, own in CLI.items() if name in os.environ}
         if not int(os.environ.get(CLI_USED, "0")):
             return self
+        found = {own: os.environ[name] for name, own in CLI.items() if name in os.environ}
         if found.get("device") == "gpu":
             found["device"] = "cuda"
         numbers = ("devices", "nodes")

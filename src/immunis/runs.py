@@ -54,7 +54,6 @@ class Run:
         check_head(cut, primary)
         self.training, self.seed, hardware = training, seed, hardware.as_launched()
         self.fabric = hardware.fabric()
-        self._scaled = getattr(self.fabric.strategy.precision, "scaler", None) is not None
         start = cut.copy()
         chosen = trainable(start, training)
         self.tapped = Tapped(start, objective.layers)
@@ -153,7 +152,7 @@ class Run:
 
     def unsound(self, values: dict[str, float]) -> list[str]:
         """Which of a step's values are not finite, and should be."""
-        skipped = ("gradient",) if self._scaled else ()  # the scaler skips a step that overflows
+        skipped = ("gradient",) if self.engine.scaler else ()  # it skips a step that overflows
         return [k for k, v in values.items() if k not in skipped and not math.isfinite(v)]
 
     def measure(self, step: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 invertible linear maps of the features, so no whitening or preconditioning brings it back.
 Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read,
 of rows brought to one length (``even``) what is read where a few rows are much longer than most.
-What neighbours say of labels there is ν (``near``), which carries over to rows not trained on.
+What neighbours say of labels there is ν (``near``).
 The primary loss and distillation to the original's logits keep the model what it was; ``keep``
 holds its primary features near where they were, and ``hold`` lets none of their directions shrink,
 so that the two together bound κ(H_P).
