@@ -88,8 +88,8 @@ BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.S)
 JOINED = {  # audits of one original by the same attackers, by the ends of their records' names
     "joined-flowers-resnet18": ("", "-held", "-tuning"),
     "joined-cars-resnet18": ("", "-held", "-tuning"),
-    "joined-flowers-vit": ("", "-held", "-near"),
-    "joined-cars-vit": ("-held", "-near"),
+    "joined-flowers-vit": ("", "-held", "-near", "-tuning"),
+    "joined-cars-vit": ("-held", "-near", "-tuning"),
 }
 PAIRS = {
     "Flowers, ResNet-18": "audit-tiny-imagenet-flowers-resnet18",
@@ -124,11 +124,7 @@ def reached_table() -> Table:
         linear = {attack: kept(figures, attack, shipped) for attack in LINEAR}
         worst = max(linear, key=lambda attack: linear[attack])
         others = [kept(figures, attack, shipped) for attack in ("mlp", "knn")]
-        tuned = "not audited"
-        if "ResNet" in pair:
-            deep = record(f"{name}-deep").figures
-            shares = [kept(deep, attack, "probe-deep") for attack in TUNING]
-            tuned = f"{min(shares):.2f} to {max(shares):.2f}"
+        tuned = [kept(record(f"{name}-tuning").figures, attack, shipped) for attack in TUNING]
         rows.append(
             [
                 pair,
@@ -139,11 +135,11 @@ def reached_table() -> Table:
                     f"{number(after['rir'])} ({number(min(ratios))} to {number(max(ratios))})",
                     "ResNet" in pair and after["rir"] < RIR,
                 ),
-                tuned,
+                *(f"{share:.2f}" for share in tuned),
             ]
         )
     heads = "primary, points", "linear probes keep", "two-layer", "neighbours", "RIR"
-    return Table("reached", ["pair", *heads, "tuning keeps"], rows)
+    return Table("reached", ["pair", *heads, *TUNING], rows)
 
 
 def record(name: str) -> Record:
