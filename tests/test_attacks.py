@@ -259,6 +259,24 @@ def test_the_kernels_damping_has_the_least_generalised_cross_validation_error(no
     assert found == min(RIDGES, key=error)
 
 
+def test_the_kernel_may_damp_less_where_the_best_class_counts_and_not_where_squares_do():
+    def noisy(seed):
+        x, y = separable(300, seed)
+        return x + 4 * np.random.default_rng(seed).normal(size=x.shape).astype(np.float32), y
+
+    def targets(seed):
+        x, y = noisy(seed)
+        return x, np.eye(3)[y]
+
+    attack = ATTACKS["kernel"]
+    arena = arena_for(attack, data=noisy)
+    settings = {"width": 0.1, "basis": "standardised"}
+    seen = [attack.run(arena, settings | {"damping": d})[-1].validation for d in (1.0, 0.01)]
+    assert seen[0] != seen[1] and attack.space(arena)["damping"] == (1.0, 0.01)
+    assert search(attack, arena).points[-1].validation >= max(seen)
+    assert attack.space(arena_for(attack, data=targets, kind="regression"))["damping"] == (1.0,)
+
+
 @pytest.mark.parametrize("name", ["mlp", "knn", "kernel"])
 def test_a_direction_that_drowns_the_others_does_not_blind(name):
     """Where one direction is thousands of times larger, standardising shows no other."""
