@@ -10,7 +10,7 @@ from torch import nn
 
 from conftest import make_task
 from immunis import SettingsError, Task, gram, immunize
-from immunis.attacks import ATTACKS, GROUPS, PRESETS, select
+from immunis.attacks import ATTACKS, GROUPS, PRESETS, check_space, select
 from immunis.attacks.base import (
     Arena,
     Attack,
@@ -116,6 +116,9 @@ class TestContract:
         for key, value in arena.cut.model.state_dict().items():
             assert torch.equal(value, before[key]), key
         assert not arena.cut.model.training
+
+    def test_its_settings_may_be_narrowed_by_name(self, name):
+        check_space(ATTACKS[name].space(arena_for(ATTACKS[name])))
 
     def test_regression_works_or_is_refused_in_words(self, name):
         def values(seed):

@@ -105,6 +105,79 @@ def test_a_container_of_blocks_is_opened():
     assert found.read(x, ("blocks.0",))[0].shape == (5, 6)
 
 
+class Sideways(nn.Module):
+    """Blocks defined in another order than they run in, a second head, a decoder nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.first = nn.Linear(8, 8), nn.Linear(4, 8)
+        self.fc, self.aux, self.decoder = nn.Linear(8, 3), nn.Linear(8, 5), nn.Linear(8, 4)
+
+    def forward(self, x):
+        z = torch.relu(self.last(torch.relu(self.first(x))))
+        self.decoder(z)
+        return self.fc(z), self.aux(z)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_stages_are_what_features_come_through_in_the_order_they_run(frozen):
+    model = Sideways().eval().requires_grad_(not frozen)
+    found = cut(model, torch.randn(3, 4), outputs=3)
+    assert (found.head, found.stages) == ("fc", ("first", "last"))
+    assert found.parameters_named(()) == ["last.weight", "last.bias"]
+    assert {p.requires_grad for p in model.parameters()} == {not frozen}
+
+
+def test_stages_that_autograd_cannot_see_are_found_by_their_outputs():
+    with torch.inference_mode():
+        model = Sideways().eval()
+        found = cut(model, torch.randn(3, 4), outputs=3)
+    assert found.stages == ("first", "last")
+
+
+class Encoder(nn.Module):
+    """As transformers has it: a list of blocks inside a module, and positions of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings, self.positions = nn.Embedding(10, 6), nn.Embedding(3, 6)
+        self.layer = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+    def forward(self, x):
+        z = self.embeddings(x) + self.positions(torch.arange(3))[None]
+        for layer in self.layer:
+            z = z + torch.tanh(layer(z))
+        return z
+
+
+def test_a_list_of_blocks_inside_a_module_is_opened():
+    class Text(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.pooler, self.fc = Encoder(), nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.fc(torch.tanh(self.pooler(self.base(x)[:, 0])))
+
+    found = cut(Text().eval(), torch.randint(10, (5, 3)), outputs=2)
+    assert found.stages == ("base.embeddings", "base.layer.0", "base.layer.1", "pooler")
+
+
+def test_a_layer_of_two_names_is_trained_whole_by_either():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.fc = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+            self.b.weight, self.c = self.a.weight, self.a
+
+        def forward(self, x):
+            return self.fc(self.c(torch.relu(self.b(torch.relu(self.a(x))))))
+
+    found = cut(Tied().eval(), torch.randn(3, 4), outputs=2)
+    assert found.parameters_named(["b"]) == ["a.weight", "b.bias"]
+    assert found.parameters_named(["c"]) == ["a.weight", "a.bias"]
+
+
 class Wrapped(nn.Module):
     """Blocks, a trailing norm, an unused layer, and a head inside a container."""
 

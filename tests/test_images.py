@@ -219,6 +219,22 @@ class TestCorruptImages:
         with pytest.raises(InputError, match="4 of 18 images cannot be read"):
             images("own", "harm", size=16, memory=True, folder=str(tmp_path))
 
+    @pytest.mark.parametrize("memory", [True, False])
+    def test_a_file_that_is_missing_counts_as_corrupt(self, tmp_path, memory):
+        for split in ("train", "val"):
+            write_folders(tmp_path / "own", split, each=6)
+            write_folders(tmp_path / "harm", split, each=6)
+        lost = tmp_path / "harm" / "train" / "class1" / "0.png"
+        lost.unlink()
+        lost.symlink_to("nowhere.png")
+
+        def rows():
+            tasks = images("own", "harm", size=16, memory=memory, folder=str(tmp_path))
+            return sum(len(task.train.tensors()[0]) for task in (tasks.harmful, tasks.attacker))
+
+        with pytest.warns(UserWarning, match=r"skipped .*class1.0\.png"):
+            assert rows() == 17
+
     def test_an_image_bomb_is_not_unpacked(self, tmp_path):
         write_folders(tmp_path, "train", each=6)
         bomb = io.BytesIO()

@@ -121,7 +121,18 @@ class Placed(Net):
         return super().forward(x.flatten(1) + self.place(torch.arange(3)).sum(0))
 
 
-@pytest.mark.parametrize("build", [Refuses, Placed])
+class Tied(Net):
+    """One module under two names, both in use."""
+
+    def __init__(self):
+        super().__init__()
+        self.d = self.c
+
+    def forward(self, x):
+        return self.head(self.d(self.c(self.a(self.flat(x)).tanh()).tanh()))
+
+
+@pytest.mark.parametrize("build", [Refuses, Placed, Tied])
 def test_odd_models_are_trained_as_without_sharing(monkeypatch, build):
     training = dataclasses.replace(SHORT, layers=["c"])
     alone = without(monkeypatch, lambda: run_of(build(), training))

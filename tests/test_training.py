@@ -20,6 +20,7 @@ from immunis import (
     RankWarning,
     SettingsError,
     Task,
+    audit,
     checkpoints,
     immunize,
 )
@@ -546,6 +547,41 @@ def test_weights_that_are_not_finite_are_refused_by_name():
     model[0].weight.data[0] = math.nan
     with pytest.raises(InputError, match=r"the model's 0\.weight holds NaN"):
         immunize(model, *tasks(), "probe", training=SHORT)
+
+
+def test_compiled_and_half_precision_models_are_refused_before_any_step():
+    model = small_net()
+    model[3] = torch.compile(model[3])
+    with pytest.raises(InputError, match=r"under torch\.compile"):
+        immunize(model, *tasks(), "probe", training=SHORT)
+    with pytest.raises(InputError, match=r"0\.weight is in float16"):
+        immunize(small_net().half(), *tasks(), "probe", training=SHORT)
+
+
+class FirstToken(nn.Module):
+    """A head that reads every position, and a model that answers with the first."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.fc = nn.Linear(24, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.fc(torch.tanh(self.embed(x.reshape(len(x), 8, 24))))[:, 0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_primary_score_is_that_of_the_models_own_answers():
+    primary, harmful = tasks()
+    result = immunize(FirstToken().eval(), primary, harmful, "probe", head="fc", training=SHORT)
+    inputs, labels = primary.test.tensors()
+    own = float((result.model(inputs).argmax(1) == labels).float().mean())
+    pooled = result.head(cut(result.model, inputs[:2], 4, "fc").read(inputs)[0]).argmax(1)
+    assert own != float((pooled == labels).float().mean())
+    assert result.record.figures["primary_score"]["after"] == pytest.approx(own)
+    models = {"original": FirstToken().eval(), "probe": result.model}
+    found = audit(models, primary, harmful, attacks=["ridge"], seeds=1, head="fc")
+    assert found.record.figures["models"]["probe"]["primary"] == pytest.approx(own)
 
 
 def test_methods_say_where_they_apply():

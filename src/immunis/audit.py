@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from immunis.attacks import ATTACKS, select
+from immunis.attacks import ATTACKS, check_space, select
 from immunis.attacks.base import Samples
 from immunis.describe import describe
 from immunis.docket import Docket
@@ -131,6 +131,7 @@ def audit(
     seeds, workers = whole(seeds, "seeds", 1), whole(workers, "workers", 1)
     trials = None if trials is None else whole(trials, "trials", 1)
     device = device_of(device)
+    check_space(space or ())
     _check_lineup(models, original)
     disjoint = disjoint_rows(harmful, primary, defender)
     samples = samples_of(harmful)

@@ -126,7 +126,17 @@ def defend(
     check_pair(primary, harmful)
     if not isinstance(model, nn.Module):
         raise InputError(f"expected a network (nn.Module) to train, got {type(model).__name__}.")
+    if any("_orig_mod" in name.split(".") for name, _ in model.named_modules()):
+        raise InputError(
+            "the model, or a part of it, is under torch.compile. Give the plain one (._orig_mod); "
+            "--compile, or Hardware(compile=True), compiles it for training."
+        )
     for name, parameter in model.named_parameters():
+        if parameter.dtype == torch.float16:
+            raise InputError(
+                f"the model's {name} is in float16, in which a step is lost or overflows. Call "
+                ".float() on the model; precision '16-mixed' trains it in half precision."
+            )
         if not bool(torch.isfinite(parameter).all()):
             raise InputError(f"the model's {name} holds NaN or infinities; load other weights.")
     plain = copy.deepcopy(model).eval()
@@ -187,14 +197,12 @@ def feature_gram(whole: Cut, task: Task, workers: int = 0) -> Gram:
 
 @torch.no_grad()
 def _scores(whole: Cut, task: Task, workers: int) -> tuple[float, list[float]]:
-    """Score of the model's own head, and by class; on training data where there is no test data."""
-    layer = whole.head_layer
-    assert layer is not None
+    """Score of the model's own answers, by class too; on training data where there is no other."""
     stream = Stream(
         task, BATCH, split=task.test or task.train, device=whole.example.device, workers=workers
     )
     parts = stream.subset(stream.rows, BATCH)
-    found = [(layer(whole.read(x)[0]).float().cpu(), y.cpu()) for x, y in parts]
+    found = [(whole.answers(x).float().cpu(), y.cpu()) for x, y in parts]
     answers, labels = (torch.cat(column) for column in zip(*found, strict=True))
     known = task.kind == "classification"
     by_class = class_scores(answers.argmax(1), labels, task.outputs) if known else []

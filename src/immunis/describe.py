@@ -120,15 +120,13 @@ def _kappa(spectrum: Spectrum) -> float:
 def _primary_scores(
     name: str, model: Cut, moments: Gram, held: Samples | None, reader: Reader
 ) -> dict[str, Any]:
-    """Test score with the model's own head, or with a ridge head where it has none; by class."""
+    """Test score of the model's own answers, or of a ridge head where it has none; by class."""
     if held is None:
         return {"primary": None}
-    features = torch.from_numpy(reader.features(name, model, held.test.inputs))
-    layer = model.head_layer
-    if layer is not None:
-        with torch.no_grad():
-            outputs = layer(features.to(layer.weight.device, layer.weight.dtype)).cpu()
+    if model.head is not None:
+        outputs = torch.from_numpy(reader.answers(name, model, held.test.inputs))
     else:
+        features = torch.from_numpy(reader.features(name, model, held.test.inputs))
         weights, bias = ridge_probe(moments)
         outputs = features.double() @ weights + bias
     labels = torch.from_numpy(np.array(held.test.labels))

@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import nn
 
 from immunis._version import __version__
+from immunis.errors import SettingsError
 from immunis.features import tensors_digest
 from immunis.files import release
 from immunis.modelcard import model_card
@@ -50,13 +51,18 @@ def _in_order(content: bytes) -> bytes:
     return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[start:]))
 
 
-def config(model: nn.Module, record: Record | None = None) -> dict[str, Any]:
+def config(
+    model: nn.Module, record: Record | None = None, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What a library needs to build the model again: its own configuration where it has one.
 
-    timm does not keep the options a model was made with; they come from the record's recipe.
+    timm does not keep the options a model was made with; they are given, or the recipe's.
+
+    Raises:
+        SettingsError: if timm would build another model so.
     """
     recipe = {} if record is None else record.settings.get("recipe", {})
-    options = dict(recipe.get("model", {}).get("options", {}))
+    options = dict(recipe.get("model", {}).get("options", {}) if options is None else options)
     size = recipe.get("data", {}).get("size")
     own: Any = getattr(model, "config", None)
     if callable(getattr(own, "to_dict", None)):
@@ -66,6 +72,7 @@ def config(model: nn.Module, record: Record | None = None) -> dict[str, Any]:
         keep = ("input_size", "mean", "std", "interpolation", "crop_pct", "pool_size")
         first, head = pretrained.get("first_conv"), pretrained.get("classifier")
         shape = {"input_size": [3, size, size]} if size else {}
+        _check_rebuilt(model, pretrained["architecture"], options)
         return {
             "architecture": pretrained["architecture"],
             "num_classes": getattr(model, "num_classes", None),
@@ -82,20 +89,50 @@ def config(model: nn.Module, record: Record | None = None) -> dict[str, Any]:
     return {"architectures": [type(model).__name__], "library": "torch"}
 
 
-def files(model: nn.Module, record: Record) -> dict[str, bytes | str]:
+def _check_rebuilt(model: nn.Module, name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options with which timm builds a model of other shapes, or for other images."""
+    import timm
+
+    def seen(one: nn.Module) -> dict[str, Any]:
+        shapes = {key: tuple(value.shape) for key, value in one.state_dict().items()}
+        return {**shapes, "": getattr(getattr(one, "patch_embed", None), "img_size", None)}
+
+    try:
+        again = timm.create_model(name, num_classes=getattr(model, "num_classes", None), **options)
+    except Exception as error:  # options may be wrong in any way
+        raise SettingsError(f"timm cannot build {name} with {dict(options)}: {error}") from error
+    one, other = seen(model), seen(again)
+    apart = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+    if apart:
+        raise SettingsError(
+            f"timm.create_model({name!r}) with {dict(options) or 'no options'} builds another "
+            f"model (it differs in {apart[0] or 'the image size'}). Give export the options that "
+            'this one was made with: export(..., options={"img_size": 64}).'
+        )
+
+
+def files(
+    model: nn.Module, record: Record, options: Mapping[str, Any] | None = None
+) -> dict[str, bytes | str]:
     """The files of a Hugging Face style folder, by name."""
     return {
         "model.safetensors": weights(model, record),
-        "config.json": json.dumps(config(model, record), indent=2, default=str) + "\n",
+        "config.json": json.dumps(config(model, record, options), indent=2, default=str) + "\n",
         "README.md": model_card(record),
         "record.json": record.to_file(),
     }
 
 
-def export(model: nn.Module, record: Record, folder: str | Path) -> list[Path]:
+def export(
+    model: nn.Module, record: Record, folder: str | Path, options: Mapping[str, Any] | None = None
+) -> list[Path]:
     """Write a model as a Hugging Face style folder, with checksums, and return the files.
 
+    ``options`` are what a timm model was made with, beside its name and number of classes; the
+    recipe's if left out.
+
     Raises:
+        SettingsError: if timm would build another model with those options.
         OutputError: if the folder cannot be written; what was there before is left whole.
     """
-    return release(folder, files(model, record))
+    return release(folder, files(model, record, options))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from immunis.errors import ImmunisError, InputError, SettingsError, unknown
-from immunis.outputs import fitting, pooled, tensor_of
+from immunis.outputs import fitting, logits_of, pooled, tensor_of
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -73,23 +73,25 @@ class Cut:
         Raises:
             SettingsError: for a pattern that fits nothing, naming close ones.
         """
-        names = [name for name, _ in self.model.named_parameters()]
+        every = dict(self.model.named_parameters(remove_duplicate=False))
+        first = {id(p): name for name, p in reversed(every.items())}
         if self.head is not None:
-            names = [name for name in names if not name.startswith(f"{self.head}.")]
+            every = {n: p for n, p in every.items() if not n.startswith(f"{self.head}.")}
+        modules = [n for n, _ in self.model.named_modules(remove_duplicate=False)]
+        modules = [n for n in modules if n and n != self.head]
         chosen: set[str] = set()
-        modules = [n for n, _ in self.model.named_modules() if n and n != self.head]
         for pattern in patterns or (*self.stages[-1:], *self.trailing):
-            found = {n for n in names if n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)}
+            found = {n for n in every if n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)}
             if not found and pattern == self.head:
                 raise SettingsError(f"{pattern!r} is the head, which is always trained.")
             if not found and patterns and pattern in modules:
                 raise SettingsError(f"layer {pattern!r} has no parameters: nothing to train in it.")
             if not found and patterns:
                 raise unknown("layer", pattern, modules)
-            chosen |= found
+            chosen |= {first[id(every[name])] for name in found}
         if not chosen:
             raise SettingsError("the model has no parameters below its head: nothing to train.")
-        return [name for name in names if name in chosen]
+        return [name for name, _ in self.model.named_parameters() if name in chosen]
 
     def on(self, device: str) -> Cut:
         """Return this cut on a device: itself if it is there already, else a copy."""
@@ -114,6 +116,17 @@ class Cut:
             if layer not in found:
                 raise InputError(f"layer {layer!r} is in the model but was never run.")
         return [self.pool(layer, found[layer]) for layer in layers]
+
+    def answers(self, inputs: Tensor) -> Tensor:
+        """What the model itself answers to one batch, however its head reads.
+
+        What the head makes of the features, where the model returns no such row for each input.
+        """
+        found = logits_of(self.model(fitting(self.model, inputs)))
+        head = self.head_layer
+        if head is None or found.shape == (len(inputs), head.out_features):
+            return found
+        return head(self.read(inputs)[0])
 
     def pool(self, layer: str, output: Any) -> Tensor:
         """Features of a layer's output: its mean over positions or tokens, where it has any.
@@ -283,10 +296,11 @@ def _last_linear(whole: Cut, example: Tensor, features: Tensor) -> str | None:
 
 
 def _stages(whole: Cut, example: Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Top-level blocks that ran and have parameters of their own; a lone container is opened.
+    """Top-level blocks with parameters that the features come through, in the order they run.
 
-    What holds nothing but the head is no stage. Bare normalisation layers are none either;
-    those behind the last stage are returned beside it, to be trained with it.
+    Where there are few, containers are opened, and so is what holds a list of blocks (the encoder
+    of a transformer). What holds nothing but the head is no stage. Bare normalisation layers are
+    none either; those behind the last stage are returned beside it, to be trained with it.
     """
     model = whole.model
     of_head = set() if whole.head_layer is None else {id(p) for p in whole.head_layer.parameters()}
@@ -306,21 +320,80 @@ def _stages(whole: Cut, example: Tensor) -> tuple[tuple[str, ...], tuple[str, ..
         ]
         return all(isinstance(part, NORMS) for part in own)
 
+    def opened(name: str) -> list[str]:
+        module = model.get_submodule(name)
+        inner = inside(module, f"{name}.")
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            return inner if len(inner) > 1 else [name]
+        lists = (part for part in module.modules() if isinstance(part, nn.ModuleList))
+        many = any(len(inside(part, "")) > 1 for part in lists)
+        return [part for child in inner for part in opened(child)] if many else [name]
+
     names = inside(model, "")
-    heavy = [name for name in names if not only_norms(name)]
-    if len(heavy) < 4:
-        opened: list[str] = []
-        for name in names:
-            module = model.get_submodule(name)
-            inner = inside(module, f"{name}.")
-            container = isinstance(module, nn.ModuleList | nn.Sequential)
-            opened += inner if container and len(inner) > 1 else [name]
-        names = opened
+    if sum(not only_norms(name) for name in names) < 4:
+        names = [part for name in names for part in opened(name)]
     ran = whole.capture(example, names)
-    names = [name for name in names if name in ran]
+    through = _through(whole, example)
+    names = [
+        name
+        for name, output in ran.items()
+        if _follows(output, example)
+        and (
+            through & {id(p) for p in model.get_submodule(name).parameters()}
+            or _feeds(whole, example, name)
+        )
+    ]
     stages = [name for name in names if not only_norms(name)]
     behind = names[names.index(stages[-1]) + 1 :] if stages else []
     return tuple(stages), tuple(behind)
+
+
+def _follows(output: Any, example: Tensor) -> bool:
+    """Whether an output has a row for each input, as far as can be told."""
+    try:
+        return tensor_of(output).shape[:1] == example.shape[:1]
+    except InputError:
+        return True
+
+
+def _through(whole: Cut, example: Tensor) -> set[int]:
+    """Identities of the parameters that autograd finds below the features; none where it fails."""
+    frozen = [p for p in whole.model.parameters() if p.is_floating_point() and not p.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            (features,) = whole.read(example)
+        todo, seen, found = [features.grad_fn], set(), set()
+        while todo:
+            node = todo.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                found.add(id(getattr(node, "variable", None)))
+                todo += [below for below, _ in node.next_functions]
+        return found
+    except RuntimeError:  # tensors of inference mode, for one
+        return set()
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def _feeds(whole: Cut, example: Tensor, name: str) -> bool:
+    """Whether features turn NaN with what a block gives; True where that cannot be tried."""
+
+    def ink(_: nn.Module, __: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return tuple(torch.full_like(part, torch.nan) for part in output)
+        return torch.full_like(output, torch.nan)
+
+    handle = whole.model.get_submodule(name).register_forward_hook(ink)
+    try:
+        return bool(whole.read(example)[0].isnan().any())
+    except Exception:  # an output of another kind, or a model that refuses NaN in its own way
+        return True
+    finally:
+        handle.remove()
 
 
 def state_digest(model: nn.Module) -> str:

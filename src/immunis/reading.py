@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -99,26 +100,35 @@ class Reader:
         return self._cache[key]
 
     def features(self, name: str, model: Cut, inputs: np.ndarray, layer: str = "") -> np.ndarray:
-        """Features of some inputs at a layer; halves the batch when memory runs out."""
-        while True:
-            try:
-                blocks = torch.from_numpy(inputs).split(self.batch)
-                found = torch.cat([self._forward(model, block, layer) for block in blocks])
-                break
-            except (MemoryError, torch.OutOfMemoryError):
-                if self.batch == 1:
-                    raise
-                self.batch //= 2
-                warnings.warn(
-                    f"out of memory while reading {name}; going on with batches of {self.batch}.",
-                    stacklevel=2,
-                )
+        """Features of some inputs at a layer."""
+        found = self._in_batches(name, inputs, lambda x: self._forward(model, x, layer))
         if not bool(torch.isfinite(found).all()):
             raise InputError(
                 f"{name} gives NaN or infinite features at layer {layer or 'features'}; it cannot "
                 "be audited. Check its weights and the scale of its inputs."
             )
         return array_of(found)
+
+    @torch.no_grad()
+    def answers(self, name: str, model: Cut, inputs: np.ndarray) -> np.ndarray:
+        """What the model itself answers to some inputs."""
+        return array_of(self._in_batches(name, inputs, lambda x: model.answers(x).cpu()))
+
+    def _in_batches(
+        self, name: str, inputs: np.ndarray, call: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Join the results of a call; halves the batch when memory runs out."""
+        while True:
+            try:
+                return torch.cat([call(x) for x in torch.from_numpy(inputs).split(self.batch)])
+            except (MemoryError, torch.OutOfMemoryError):
+                if self.batch == 1:
+                    raise
+                self.batch //= 2
+                warnings.warn(
+                    f"out of memory while reading {name}; going on with batches of {self.batch}.",
+                    stacklevel=3,
+                )
 
     @torch.no_grad()
     def _forward(self, model: Cut, inputs: Tensor, layer: str) -> Tensor:

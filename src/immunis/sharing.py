@@ -54,12 +54,14 @@ class Teacher:
 
         The student must hold the original's frozen parameters, in evaluation mode where they are,
         and run module by module: not compiled, nor sharded. Where nothing below its trained
-        layers is frozen, no one output carries all of it, or the model refuses NaN, nothing is
-        shared. Each process decides for itself: answers are the same either way, and no sums are
-        taken here.
+        layers is frozen, no one output carries all of it, parameters have two names, or the model
+        refuses NaN, nothing is shared. Each process decides for itself: answers are the same
+        either way, and no sums are taken here.
         """
         frozen = [name for name, module in student.named_modules() if name and _fixed(module)]
-        if all(p.requires_grad for p in student.parameters()) or not frozen:
+        every = [p for _, p in student.named_parameters(remove_duplicate=False)]
+        tied = len(every) > len(set(every))  # which ``functional_call`` may leave changed
+        if all(p.requires_grad for p in every) or tied or not frozen:
             return
         inputs = inputs[:ROWS].to(self._fabric.device)
         try:

@@ -93,6 +93,16 @@ def test_an_export_loads_in_code_that_never_heard_of_immunis(tmp_path):
 def test_an_export_keeps_the_options_a_model_was_built_with(tmp_path):
     primary, harmful = pair()
     result = immunize(vit(), primary, harmful, "probe", training=SHORT)
+    with pytest.raises(SettingsError, match="no options builds another model.*img_size"):
+        export(result.model, result.record, tmp_path)
+    with pytest.raises(SettingsError, match="cannot build.*colour"):
+        export(result.model, result.record, tmp_path, options={"colour": True})
+    assert not list(tmp_path.iterdir())
+    export(result.model, result.record, tmp_path / "given", options=VIT)
+    given = timm.create_model(f"local-dir:{tmp_path}/given", pretrained=True).eval()
+    assert torch.allclose(
+        given(primary.test.first(3)), result.model(primary.test.first(3)), atol=1e-5
+    )
     recipe = {"model": {"timm": "vit_tiny_patch16_224", "options": VIT}, "data": {"size": 32}}
     export(result.model, result.record.with_settings(recipe=recipe), tmp_path)
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()

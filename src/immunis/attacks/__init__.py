@@ -5,7 +5,7 @@ To add one: write the file, add its ``ATTACK`` to one of the groups here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from immunis.attacks import (
     adam,
@@ -90,6 +90,19 @@ PRESETS: dict[str, tuple[tuple[str, ...], int]] = {
 }
 
 
+SETTINGS = (  # what attacks search
+    "augment", "basis", "bias", "blocks", "c", "damping", "k", "layer", "level", "metric",
+    "optimizer", "penalty", "probe", "rate", "ridge", "schedule", "stages", "train", "width",
+)  # fmt: skip
+
+
+def check_space(names: Iterable[str]) -> None:
+    """Refuse a name that no attack searches, with a close one."""
+    for name in names:
+        if name not in SETTINGS:
+            raise unknown("setting of an attack", name, SETTINGS)
+
+
 def select(attacks: str | Sequence[str]) -> tuple[list[Attack], int]:
     """Return the attacks of a preset, or those named, and the budget in optimizer steps.
 
@@ -109,4 +122,4 @@ def select(attacks: str | Sequence[str]) -> tuple[list[Attack], int]:
     return [ATTACKS[name] for name in dict.fromkeys(names)], budget
 
 
-__all__ = ["ATTACKS", "GROUPS", "PRESETS", "Arena", "Attack", "Point", "select"]
+__all__ = ["ATTACKS", "GROUPS", "PRESETS", "Arena", "Attack", "Point", "check_space", "select"]

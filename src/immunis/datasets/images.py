@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Sequence
@@ -102,16 +101,16 @@ def _images(data: Dataset, name: str, setting: str) -> Images:
 def _in_order(source: Dataset, name: str) -> Images:
     """Images sorted by class and content, so that the same ones make the same task."""
     data = _images(source, name, "memory = true")
-    keyed = [(item.label, hashlib.sha256(item.content()).digest(), item) for item in data.items]
+    keyed = [(item.label, item.key(), item) for item in data.items]
     return data.having([item for *_, item in sorted(keyed, key=lambda k: k[:2])])
 
 
 def _distinct(train: Images, test: Images, name: str) -> Images:
     """Training images without those that repeat, or that the test split holds too."""
-    seen = {hashlib.sha256(item.content()).digest() for item in test.items}
+    seen = {item.key() for item in test.items}
     items = []
     for item in train.items:
-        key = hashlib.sha256(item.content()).digest()
+        key = item.key()
         if key not in seen:
             items.append(item)
             seen.add(key)

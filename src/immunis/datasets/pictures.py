@@ -46,6 +46,13 @@ class Item:
         """The encoded image."""
         return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
 
+    def key(self) -> bytes:
+        """Hash of the encoded image; of its name where it cannot be read, as no other's is."""
+        try:
+            return hashlib.sha256(self.content()).digest()
+        except OSError:
+            return hashlib.sha256(f"unreadable {self.name}".encode()).digest()
+
     def length(self) -> int:
         """Bytes of the encoded image; -1 where it cannot be found."""
         if isinstance(self.source, bytes):

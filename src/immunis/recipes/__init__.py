@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from immunis import datasets
-from immunis.attacks import GROUPS, select
+from immunis.attacks import GROUPS, check_space, select
 from immunis.datasets import Tasks
 from immunis.errors import InputError, SettingsError, unknown
 from immunis.methods import METHODS, Method, get_method
@@ -319,6 +319,7 @@ def _check_audit(
 ) -> dict[str, Any]:
     check(audit, AUDIT, f"[audit] of {path}")
     select(audit.get("attacks", "standard"))
+    check_space(audit.get("space", {}))
     for key, values in audit.get("space", {}).items():
         if not isinstance(values, list) or not values:
             raise SettingsError(f"recipe {path}: [audit.space] {key} must be a list of values.")
