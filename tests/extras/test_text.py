@@ -1,10 +1,11 @@
 """A transformers encoder made from a configuration: cut, trained, exported, loaded again."""
 
+import pytest
 import torch
 import transformers
 from torch import nn
 
-from immunis import Task, immunize
+from immunis import Task, audit, immunize
 from immunis.export import export
 from immunis.features import cut
 from immunis.plan import Training
@@ -32,6 +33,43 @@ def test_the_encoder_is_cut_at_its_pooled_output():
     assert (whole.head, whole.width) == ("classifier", 16)
     (features,) = whole.read(tokens(20, 3, 1).train.first(4))
     assert features.shape == (4, 16)
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 3}
+
+
+@pytest.mark.parametrize(
+    ("config", "head", "first", "last"),
+    [
+        (transformers.RobertaConfig(vocab_size=40, intermediate_size=24, **SMALL), None,
+         "roberta.embeddings", "roberta.encoder.layer.1"),
+        (transformers.DistilBertConfig(vocab_size=40, dim=16, n_layers=2, n_heads=2, hidden_dim=24,
+         num_labels=3), None, "distilbert.embeddings", "pre_classifier"),
+        (transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, num_labels=3,
+         pad_token_id=0), "score", "transformer.wte", "transformer.h.1"),
+    ],
+)  # fmt: skip
+def test_an_encoder_is_opened_into_its_blocks(config, head, first, last):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    x = tokens(20, 3, 1).train.first(5)
+    whole = cut(model, x[:2], 3, head)
+    assert (whole.stages[0], len(whole.stages) >= 3) == (first, True)
+    assert last in whole.stages[-2:]
+    assert all(z.shape[0] == 5 for z in whole.read(x, whole.stages))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_earlier_layers_of_an_encoder_are_attacked():
+    primary, harmful = tokens(60, 3, 1), tokens(60, 2, 2)
+    found = audit(
+        {"original": classifier()}, primary, harmful, budget=5, seeds=1,
+        attacks=["earlier_layer", "finetune_last", "reinit_last", "concat_blocks"],
+    )  # fmt: skip
+    rows = found.record.figures["attacks"]
+    assert {name: row["original"]["status"] for name, row in rows.items()} == dict.fromkeys(
+        rows, "done"
+    )
 
 
 def test_it_is_trained_and_loads_with_from_pretrained(tmp_path):
