@@ -768,10 +768,12 @@ def test_iterable_data_is_refused():
         fit(whole(), supervised_only(), lazy, None, SHORT)
 
 
-def test_curves_are_written_for_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard")
-    run("probe", folder=tmp_path)
-    assert list(tmp_path.glob("events.out.tfevents.*"))
+def test_curves_are_written_for_tensorboard_and_their_lack_is_told(tmp_path, monkeypatch):
+    run("probe", folder=tmp_path / "with")
+    assert list(tmp_path.glob("with/events.out.tfevents.*"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.warns(UserWarning, match="TensorBoard is not installed: no curves"):
+        run("probe", folder=tmp_path / "without")
 
 
 def test_regression_tasks_train_too():

@@ -1,8 +1,8 @@
-"""Training curves for TensorBoard (by default, where it is installed) and Weights & Biases."""
+"""Training curves for TensorBoard, by default, and for Weights & Biases."""
 
 from __future__ import annotations
 
-import importlib.util
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ class Tracker:
     """Writes scalars by step. Does nothing without a folder.
 
     Args:
-        folder: where TensorBoard's event files go; TensorBoard is an extra (``track``).
+        folder: where TensorBoard's event files go.
         wandb: name of a Weights & Biases project to log to as well.
         settings: what the run is, for its page.
     """
@@ -22,10 +22,13 @@ class Tracker:
     def __init__(self, folder: Path | None, wandb: str | None, settings: Mapping[str, Any]) -> None:
         self._writer: Any = None
         self._run: Any = None
-        if folder is not None and importlib.util.find_spec("tensorboard") is not None:
-            from torch.utils.tensorboard import SummaryWriter
+        if folder is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder))
+                self._writer = SummaryWriter(str(folder))
+            except ImportError:  # curves are no reason to lose a run
+                warnings.warn(f"TensorBoard is not installed: no curves in {folder}.", stacklevel=2)
         if wandb is not None:
             try:
                 import wandb as client
