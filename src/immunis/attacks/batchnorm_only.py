@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from immunis.attacks.base import Arena, Attack, NotApplicableError, Point, Settings
 from immunis.attacks.tuning import Network, space, tune
-from immunis.features import NORMS
+from immunis.stages import NORMS
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:
