@@ -75,11 +75,11 @@ def config(
         _check_rebuilt(model, pretrained["architecture"], options)
         return {
             "architecture": pretrained["architecture"],
-            "num_classes": getattr(model, "num_classes", None),
+            "num_classes": _classes(model),
             "num_features": getattr(model, "num_features", None),
             "pretrained_cfg": {
                 **{key: pretrained[key] for key in keep if pretrained.get(key) is not None},
-                "num_classes": getattr(model, "num_classes", None),
+                "num_classes": _classes(model),
                 "first_conv": first,
                 "classifier": head,
                 **shape,
@@ -87,6 +87,12 @@ def config(
             **({"model_args": options} if options else {}),
         }
     return {"architectures": [type(model).__name__], "library": "torch"}
+
+
+def _classes(model: nn.Module) -> int | None:
+    """Outputs of a timm model's head, which may stand in place of the one it was made with."""
+    head: Any = getattr(model, "get_classifier", lambda: None)()
+    return getattr(head, "out_features", getattr(model, "num_classes", None))
 
 
 def _check_rebuilt(model: nn.Module, name: str, options: Mapping[str, Any]) -> None:
@@ -98,7 +104,7 @@ def _check_rebuilt(model: nn.Module, name: str, options: Mapping[str, Any]) -> N
         return {**shapes, "": getattr(getattr(one, "patch_embed", None), "img_size", None)}
 
     try:
-        again = timm.create_model(name, num_classes=getattr(model, "num_classes", None), **options)
+        again = timm.create_model(name, num_classes=_classes(model), **options)
     except Exception as error:  # options may be wrong in any way
         raise SettingsError(f"timm cannot build {name} with {dict(options)}: {error}") from error
     one, other = seen(model), seen(again)

@@ -15,7 +15,7 @@ pytest.importorskip("timm")
 from deep import image_task
 from immunis import InputError, SettingsError, audit, immunize
 from immunis.datasets import read_images
-from immunis.export import export, weights
+from immunis.export import config, export, weights
 from immunis.features import cut
 from immunis.lineup import defended, original
 from immunis.methods import get_method
@@ -87,6 +87,13 @@ def test_an_export_loads_in_code_that_never_heard_of_immunis(tmp_path):
     card = (tmp_path / "README.md").read_text()
     assert card.startswith("---\n")
     assert "RIR =" in card
+
+
+def test_a_head_put_in_place_of_another_is_counted():
+    model = resnet()
+    model.fc = torch.nn.Linear(model.num_features, 7)  # in place of reset_classifier
+    found = config(model)
+    assert found["num_classes"] == found["pretrained_cfg"]["num_classes"] == 7
 
 
 @pytest.mark.filterwarnings("ignore::immunis.RankWarning")

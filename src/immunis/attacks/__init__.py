@@ -1,6 +1,7 @@
 """What an attacker does with a released model, one attack per file.
 
-To add one: write the file, add its ``ATTACK`` to one of the groups here.
+To add one: write the file, add its ``ATTACK`` to one of the groups here, and to ``SETTINGS`` what
+it searches that no other does.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ PRESETS: dict[str, tuple[tuple[str, ...], int]] = {
 }
 
 
-SETTINGS = (  # what attacks search
+SETTINGS = (  # what attacks search, and an audit may narrow
     "augment", "basis", "bias", "blocks", "c", "damping", "k", "layer", "level", "metric",
     "optimizer", "penalty", "probe", "rate", "ridge", "schedule", "stages", "train", "width",
 )  # fmt: skip
