@@ -176,6 +176,10 @@ def test_a_layer_of_two_names_is_trained_whole_by_either():
     found = cut(Tied().eval(), torch.randn(3, 4), outputs=2)
     assert found.parameters_named(["b"]) == ["a.weight", "b.bias"]
     assert found.parameters_named(["c"]) == ["a.weight", "a.bias"]
+    model = Tied()
+    model.fc = nn.Linear(4, 4)
+    model.fc.weight = model.b.weight
+    assert cut(model.eval(), torch.randn(3, 4), 4).parameters_named(["b"]) == ["a.weight", "b.bias"]
 
 
 class Wrapped(nn.Module):

@@ -73,9 +73,9 @@ class Cut:
             SettingsError: for a pattern that fits nothing, naming close ones.
         """
         every = dict(self.model.named_parameters(remove_duplicate=False))
-        first = {id(p): name for name, p in reversed(every.items())}
         if self.head is not None:
             every = {n: p for n, p in every.items() if not n.startswith(f"{self.head}.")}
+        first = {id(p): name for name, p in reversed(every.items())}
         modules = [n for n, _ in self.model.named_modules(remove_duplicate=False)]
         modules = [n for n in modules if n and n != self.head]
         chosen: set[str] = set()
