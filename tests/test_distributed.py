@@ -23,7 +23,7 @@ from immunis.neighbours import nu
 from immunis.objectives.probe import shrunk, total_variance
 from immunis.plan import Hardware, Training
 from immunis.processes import joined, leave
-from immunis.readable import rho
+from immunis.readable import recalled, rho
 from immunis.regularizers import feature_hessian, r_ill, r_well
 from immunis.training import fit
 
@@ -41,6 +41,7 @@ REGULARIZERS = {
     "lifted": lambda z, y: rho(lifted(z), joined(y)),
     "even": lambda z, y: rho(even(joined(z)), joined(y)),
     "near": lambda z, y: nu(even(joined(z)), joined(y)),
+    "recall": lambda z, y: rho(z, recalled(z.detach().square(), y), across=True),
     "collapse": lambda z, y: total_variance(z).log(),
     "hold": lambda z, y: shrunk(
         SimpleNamespace(primary={"": z}, teacher=(None, z.detach() + y[:, :1]))
@@ -139,7 +140,7 @@ def _train(rank, port, folder, name, settings):
     ("name", "settings"),
     [
         ("probe", {"attacker_steps": 1, "depths": 2, "collapse": 0.5, "keep": 50.0, "hold": 1.0}),
-        ("probe", {"lift": 24, "even": True, "near": 5.0}),
+        ("probe", {"lift": 24, "even": True, "near": 5.0, "recall": True}),
         ("condition", {}),
         ("imma", {}),
     ],

@@ -199,6 +199,6 @@ def test_data_given_on_the_command_line_is_looked_for_where_the_user_is(tmp_path
 
 def test_a_recipes_own_method_is_compared_where_it_has_a_label():
     found = tables_of(load_recipe("tiny-imagenet-flowers-vit"))
-    assert list(found)[-2:] == ["probe-deep", "probe-near"] and found["probe-near"]["near"]
+    assert list(found)[-2:] == ["probe-deep", "probe-recall"] and found["probe-recall"]["near"]
     assert list(tables_of(load_recipe("digit-parity"))) == ["condition", "frontier", "erase"]
     assert list(tables_of(load_recipe("imagenet-cars-vit"))) == ["condition"]

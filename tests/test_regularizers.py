@@ -9,7 +9,9 @@ from torch.autograd import gradcheck
 import reference
 from immunis import InputError, NumericalError, Task
 from immunis import gram as stream
-from immunis.readable import rho, rho_gradient, rho_of_gram
+from immunis.lifting import unit_rows
+from immunis.neighbours import nu
+from immunis.readable import recalled, rho, rho_gradient, rho_of_gram
 from immunis.regularizers import (
     feature_hessian,
     hessian_to_theta,
@@ -243,6 +245,38 @@ def test_rho_of_rank_deficient_features():
     assert float(rho(few, labels, 0.0)) == pytest.approx(1)
     constant = torch.ones(10, 2, dtype=F)
     assert float(rho(constant, labelled(10)[1], 0.1, 1e-3)) == 0
+
+
+def said_by(z, y, ridge):
+    """What a ridge probe of z answers for its own rows, about the mean."""
+    z, y = z - z.mean(0), y - y.mean(0)
+    zz = z.T @ z
+    damped = zz + ridge * zz.trace() / len(zz) * torch.eye(len(zz), dtype=z.dtype)
+    return z @ torch.linalg.inv(damped) @ (z.T @ y)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-150, 1e150])
+def test_what_features_recall_counts_as_much_as_the_targets_themselves(scale):
+    (before, y), now = labelled(), labelled(seed=3)[0]
+    both = recalled(scale * before, scale * y, 0.1)
+    assert torch.equal(both[:, :3], scale * y) and both.dtype == F
+    said = said_by(before, y, 0.1)
+    expected = said * (y - y.mean(0)).norm() / said.norm()
+    torch.testing.assert_close(both[:, 3:] / scale, expected)
+    for read in (lambda t: rho(now, t), lambda t: nu(unit_rows(now), t)):
+        mean = (read(y) + read(said)) / 2
+        torch.testing.assert_close(read(both / scale), mean)
+
+
+def test_features_that_say_nothing_recall_nothing():
+    z, y = labelled()
+    assert not recalled(torch.ones_like(z), y)[:, 3:].any()
+    single = recalled(z[:, :1].float(), y)
+    assert torch.linalg.matrix_rank(single[:, 3:]) == 1
+    with pytest.raises(InputError, match="labels are constant"):
+        recalled(z, torch.ones_like(y))
+    with pytest.raises(NumericalError, match="NaN or infinities"):
+        recalled(z * torch.nan, y)
 
 
 def test_rho_of_gram_equals_rho_of_features():

@@ -33,6 +33,7 @@ from immunis.methods import METHODS, get_method
 from immunis.objectives.base import SUPERVISED, Objective, View, supervised_only
 from immunis.objectives.probe import moved, shrunk, total_variance
 from immunis.plan import Hardware, Training
+from immunis.readable import recalled, rho
 from immunis.runs import Run
 from immunis.splits import Corrupt
 from immunis.streams import Stream, held_out
@@ -173,12 +174,27 @@ def test_keep_holds_the_primary_features_where_they_were():
 def test_accumulation_is_exact_for_every_term_of_probe():
     """Random features too: what a step draws does not depend on the number of its parts."""
     settings = {"lift": 24, "even": True, "near": 5.0, "collapse": 0.3, "keep": 3.0, "hold": 10.0}
+    settings["recall"] = True
     short = dataclasses.replace(SHORT, steps=2, evaluate=1)
     once, parts = (
         run("probe", dataclasses.replace(short, accumulate=n), settings=settings).model.state_dict()
         for n in (1, 3)
     )
     assert all(torch.allclose(once[key], parts[key], atol=1e-6) for key in once)
+
+
+def test_recall_hides_what_the_original_says_of_the_labels():
+    start, inputs = whole(), tasks()[1].train.first(120)
+    labels = torch.nn.functional.one_hot(torch.arange(120) % 5, 5).double()
+    told = recalled(start.read(inputs)[0], labels)[:, 5:]
+
+    def left(recall):
+        training = dataclasses.replace(SHORT, steps=40, evaluate=1, tolerance=1.0)
+        model = run("probe", training, settings={"recall": recall, "weight": 30.0}).model
+        return float(rho(whole(model).read(inputs)[0].detach(), told))
+
+    assert float(rho(start.read(inputs)[0].detach(), told)) > 0.95
+    assert left(True) < left(False) - 0.05
 
 
 @pytest.mark.parametrize("lift", [0, 16])

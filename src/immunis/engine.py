@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from immunis.errors import NumericalError
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
 from immunis.processes import summed, world
+from immunis.readable import recalled
 from immunis.sharing import Teacher
 
 Batch = tuple[Tensor, Tensor]
@@ -71,6 +72,9 @@ class Engine:
 
         A harmful batch brings its targets as a float64 matrix, one-hot for classes.
         """
+        if self.objective.recall and harmful is not None:
+            assert self.teacher is not None
+            harmful = harmful[0], recalled(self.teacher(harmful[0])[1], harmful[1])
         if not self.weights:
             self.weights = self._balance(primary, harmful)
         values: dict[str, float] = {}

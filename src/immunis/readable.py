@@ -85,6 +85,32 @@ def _shared_centre(values: Tensor, n: int, total: Callable[[Tensor], Tensor]) ->
     return moved - total(moved.sum(0)) / n
 
 
+def recalled(features: Tensor, targets: Tensor, ridge: float = 0.03) -> Tensor:
+    """Targets Y beside what a ridge probe of other features says of them, ``[Y, sŶ]``.
+
+    ``Ŷ = Z(Σ_zz+λI)⁻¹Σ_zy`` about the means, with ``λ = ridge·tr(Σ_zz)/D``, over the rows of all
+    processes, and s such that Y and sŶ vary alike: ρ, and ν, of both together is the mean of
+    theirs. Labels of few rows are mostly what no feature explains; Ŷ is what these features do.
+
+    Args:
+        features: (n, D), of the original model, say.
+        targets: (n, C) real matrix, one-hot for classes.
+        ridge: damping relative to the mean eigenvalue of Σ_zz; it keeps Ŷ from following each row.
+
+    Returns:
+        An (n, 2C) matrix in float64; the second half is zero where features say nothing.
+    """
+    z, _ = _shared_unit(features, summed)
+    y, exponent = _shared_unit(targets.to(z.device), summed)
+    n = int(summed(torch.tensor(len(z), device=z.device)))
+    z, y = _shared_centre(z, n, summed), _shared_centre(y, n, summed)
+    variance = float(summed(y.square().sum()))
+    said = z @ _ridge_weights(summed(z.T @ z), summed(z.T @ y), variance, ridge, 0.0)
+    size = float(summed(said.square().sum()))
+    scale = math.sqrt(variance / size) if size > 0 else 0.0
+    return torch.cat([targets.to(z), carry(scale * said, exponent)], 1)
+
+
 def rho(
     features: Tensor,
     targets: Tensor,

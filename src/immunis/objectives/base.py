@@ -30,7 +30,7 @@ class View:
         primary: pooled features of the primary batch by layer; ``""`` is where the head reads.
         harmful: pooled features of the harmful batch by layer.
         targets: harmful labels as a float64 matrix (n_H, C_H), one-hot for classes
-            (mixed where the rows are).
+            (mixed where the rows are), beside what the original says of them if the objective asks.
         teacher: the original model's answers to the primary batch, and its features of it, if
             the objective asks.
         head: a harmful head that follows the features, if the objective asks.
@@ -112,6 +112,8 @@ class Objective:
         layers: where features are wanted; ``""`` is where the head reads.
         multiples: factors on balanced weights.
         teacher: whether the original model's answers and features are wanted.
+        recall: whether targets are to hold what the original's features say of them, too
+            (``immunis.readable.recalled``); needs the teacher.
         head: whether a harmful head that follows the features is wanted.
         needs: rows that a step must exceed for its Grams, by task, beyond one for each harmful
             feature.
@@ -126,6 +128,7 @@ class Objective:
     layers: Sequence[str] = ("",)
     multiples: Mapping[str, float] = field(default_factory=dict)
     teacher: bool = False
+    recall: bool = False
     head: bool = False
     needs: Mapping[str, int] = field(default_factory=dict)
     judge: Literal["rir", "probe"] = "rir"

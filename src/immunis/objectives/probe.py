@@ -4,7 +4,8 @@
 invertible linear maps of the features, so no whitening or preconditioning brings it back.
 Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read,
 of rows brought to one length (``even``) what is read where a few rows are much longer than most.
-What neighbours say of labels there is ν (``near``).
+What neighbours say of labels there is ν (``near``). Besides labels they may be asked of what the
+original's features say of them (``recall``), which few rows suffice to tell.
 The primary loss and distillation to the original's logits keep the model what it was; ``keep``
 holds its primary features near where they were, and ``hold`` lets none of their directions shrink,
 so that the two together bound κ(H_P).
@@ -55,6 +56,9 @@ class Settings:
             and brought to one length again, as attackers do; with ``lift``, ρ of the latter lifted.
         near: weight of ν of rows brought to one length, likewise the mean of two, each at least 0:
             below, neighbours would be made to differ, which can be read as well.
+        recall: take every ρ and ν of the labels and of what a ridge probe of the original's
+            features says of them, the mean of both. Labels of few rows can be hidden by heart; what
+            the original makes of a row is a function of its input, and stays hidden in new ones.
         collapse: weight of ``log(v_H/v_P + 0.01)``, v the total variance of either task's features.
         distillation: weight of the divergence from the original's logits.
         keep: weight of ``mean‖z − z⁰‖²/v⁰`` over the primary batch, z⁰ the original's features
@@ -73,6 +77,7 @@ class Settings:
     lift_ridge: float = 1e-3
     even: bool = False
     near: float = 0.0
+    recall: bool = False
     collapse: float = 0.0
     distillation: float = 1.0
     keep: float = 0.0
@@ -170,7 +175,8 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             else None
         ),
         layers=layers,
-        teacher=max(settings.distillation, settings.keep, settings.hold) > 0,
+        teacher=settings.recall or max(settings.distillation, settings.keep, settings.hold) > 0,
+        recall=settings.recall,
         needs={
             "harmful": max(cut.width, settings.lift),
             "primary": cut.width if settings.hold else 0,
