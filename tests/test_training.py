@@ -455,10 +455,34 @@ def test_features_that_did_not_change_are_not_called_learned_by_heart():
 
 
 def test_below_chance_is_no_merit_and_the_primary_score_breaks_ties():
-    start = {"primary": 0.9, "probe": 0.8, "chance": 0.2}
+    start = {"primary": 0.9, "probe": 0.8, "chance": 0.2, "noise": 0.0}
     low, lower = start | {"probe": 0.2, "primary": 0.91}, start | {"probe": 0.1}
-    assert merit(low, start, "probe", 0.01) > merit(lower, start, "probe", 0.01)
-    assert merit(start | {"primary": 0.5, "probe": 0.0}, start, "probe", 0.01)[0] == -math.inf
+    runs = [start, low, lower]
+    assert merit(low, runs, "probe", 0.01) > merit(lower, runs, "probe", 0.01)
+    assert merit(start | {"primary": 0.5, "probe": 0.0}, runs, "probe", 0.01)[0] == -math.inf
+
+
+def test_of_probes_a_standard_error_apart_the_primary_score_decides():
+    start = {"primary": 0.9, "probe": 0.8, "chance": 0.2, "noise": 0.01, "step": 0}
+    luck = start | {"probe": 0.400, "primary": 0.900, "step": 1}
+    late = start | {"probe": 0.405, "primary": 0.905, "step": 2}
+    high = start | {"probe": 0.411, "primary": 0.999, "step": 3}
+    cost = start | {"probe": 0.300, "primary": 0.500, "step": 4}
+    rows = [start, luck, late, high, cost]
+    assert max(rows[1:], key=lambda row: merit(row, rows, "probe", 0.02)) is late
+    rows.append(start | {"probe": 0.2, "step": 5})
+    assert max(rows[1:], key=lambda row: merit(row, rows, "probe", 0.02)) is rows[-1]
+
+
+def test_the_judge_knows_how_sure_it_is():
+    torch.manual_seed(0)
+    labels, features = torch.arange(400) % 4, torch.randn(400, 8)
+    parts = (features[:200], labels[:200]), (features[200:], labels[200:])
+    found = read_by_probes(*parts, "classification", 4)
+    p = found["probe"]
+    assert found["noise"] == pytest.approx(math.sqrt(p * (1 - p) / 200))
+    real = [(z, y[:, None].double()) for z, y in parts]
+    assert read_by_probes(*real, "regression", 1)["noise"] == 0
 
 
 def test_weights_that_break_at_an_evaluation_say_so_too(tmp_path, monkeypatch):

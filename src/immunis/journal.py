@@ -30,13 +30,13 @@ class Journal:
     Attributes:
         step: number of steps done.
         history: figures of every evaluation, the first of them before any step.
-        best: step, merit and model of the best one.
+        best: step and model of the best one.
     """
 
     def __init__(self, run: Run, folder: Path | None, fingerprint: str, judge: str) -> None:
         self.run, self.folder, self.fingerprint, self.judge = run, folder, fingerprint, judge
         self.step, self.history = 0, list[dict[str, Any]]()
-        self.best: dict[str, Any] = {"step": 0, "merit": (-math.inf, 0.0), "model": None}
+        self.best: dict[str, Any] = {"step": 0, "model": None}
         self._written = time.monotonic()
         note_checkpoint(None)
 
@@ -68,12 +68,21 @@ class Journal:
         except NumericalError as error:
             raise self.diverged(step, str(error)) from None
         self.history.append(figures)
-        score = merit(figures, self.history[0], self.judge, self.run.training.tolerance)
-        if score > self.best["merit"]:
-            model = checkpoints.model_state(self.run.inner)
-            self.best = {"step": step, "merit": score, "model": model}
+        if self._merit(figures) > self._merit(self._best_row()):
+            self.best = {"step": step, "model": checkpoints.model_state(self.run.inner)}
         self.keep(step)
         return figures
+
+    def _merit(self, row: dict[str, Any] | None) -> tuple[float, float]:
+        """How good an evaluation is beside all there have been; of none, −∞."""
+        if row is None:
+            return -math.inf, 0.0
+        return merit(row, self.history, self.judge, self.run.training.tolerance)
+
+    def _best_row(self) -> dict[str, Any] | None:
+        if self.best["model"] is None:
+            return None
+        return next(row for row in self.history if row["step"] == self.best["step"])
 
     def diverged(self, step: int, what: str) -> NumericalError:
         """The error of a run that cannot go on."""

@@ -9,6 +9,7 @@ one length.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,8 +69,9 @@ def crossed(rows: Labelled, kind: str, outputs: int) -> float:
 def read_by_probes(seen: Labelled, held: Labelled, kind: str, outputs: int) -> dict[str, Any]:
     """What probes read of held-out rows, and what they would read of rows that were trained on.
 
-    ``probe`` is the judge's figure. ``probe_held`` and ``probe_trained`` compare like with like: as
-    many rows of either sort (``compared``), in cross-validation.
+    ``probe`` is the judge's figure, ``noise`` one standard error of it where it counts right
+    answers (0 where targets are real). ``probe_held`` and ``probe_trained`` compare like with
+    like: as many rows of either sort (``compared``), in cross-validation.
     """
     count = min(len(seen[0]), len(held[0]))
 
@@ -80,8 +82,10 @@ def read_by_probes(seen: Labelled, held: Labelled, kind: str, outputs: int) -> d
     own = crossed(held, kind, outputs)
     evened = crossed((even(held[0].double()), held[1]), kind, outputs)
     constant = encode(held[1], kind, outputs).mean(0).expand(len(held[0]), -1)
+    read = max(own, evened, fitted(seen, held, kind, outputs))
     return {
-        "probe": max(own, evened, fitted(seen, held, kind, outputs)),
+        "probe": read,
+        "noise": math.sqrt(read * (1 - read) / len(held[0])) if kind == "classification" else 0.0,
         "probe_held": own if count == len(held[0]) else crossed(some(held), kind, outputs),
         "probe_trained": crossed(some(seen), kind, outputs),
         "chance": score(constant, held[1], kind),
@@ -91,19 +95,29 @@ def read_by_probes(seen: Labelled, held: Labelled, kind: str, outputs: int) -> d
 
 
 def merit(
-    figures: dict[str, Any], start: dict[str, Any], judge: str, tolerance: float
+    figures: dict[str, Any], history: Sequence[dict[str, Any]], judge: str, tolerance: float
 ) -> tuple[float, float]:
-    """How good a checkpoint is: the judged figure, −∞ where the primary task suffered, and ties.
+    """How good an evaluation is beside a run's others, of which the first is the original's.
 
-    A checkpoint whose held-out primary score is more than ``tolerance`` below the
-    original's is no candidate. Less than chance is no merit; the primary score breaks ties.
+    The judged figure, −∞ where the held-out primary score is more than ``tolerance`` below the
+    original's, and the primary score for ties. Of a probe less than chance is no merit, nor is
+    less than one standard error above the lowest found: on few rows the lowest is so by luck.
     """
+    start = history[0]
+
+    def lost(row: dict[str, Any]) -> bool:
+        return bool(row["primary"] < start["primary"] - tolerance)
+
+    def read(row: dict[str, Any]) -> float:
+        return float(max(row["probe"], row["chance"]))
+
     if judge == "primary":
         return figures["primary"], 0.0
-    if figures["primary"] < start["primary"] - tolerance:
+    if lost(figures):
         return -math.inf, 0.0
     if judge == "probe":
-        return -max(figures["probe"], figures["chance"]), figures["primary"]
+        lowest = min([figures, *(r for r in history[1:] if not lost(r))], key=read)
+        return -max(read(figures), read(lowest) + lowest["noise"]), figures["primary"]
     ratio = rir(figures, start)
     return math.log(ratio) if ratio > 0 else -math.inf, figures["primary"]
 
