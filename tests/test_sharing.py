@@ -140,12 +140,13 @@ def test_odd_models_are_trained_as_without_sharing(monkeypatch, build):
 
 
 @pytest.mark.parametrize("batchnorm", ["freeze", "update"])
+@pytest.mark.parametrize("recall", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"attacker_steps": 1}, {"weight": 1.0}])
-def test_terms_and_gradients_are_those_of_a_whole_pass(monkeypatch, batchnorm, settings):
+def test_terms_and_gradients_are_those_of_a_whole_pass(monkeypatch, batchnorm, settings, recall):
     training = dataclasses.replace(SHORT, layers=["3"], batchnorm=batchnorm)
 
     def build():
-        return run_of(small_net(), training, **settings)
+        return run_of(small_net(), training, recall=recall, **settings)
 
     alone, sharing = without(monkeypatch, build), build()
     assert not alone.engine.teacher.shares
@@ -159,6 +160,10 @@ def test_frozen_layers_of_the_teacher_run_once_to_check_and_never_again():
     calls = count_calls(run, ["0", "2", "3.0", "6"])
     steps_of(run)
     assert calls == {"0": 1, "2": 1, "3.0": 5, "6": 5}  # two of them to compare
+    run = run_of(small_net(), dataclasses.replace(SHORT, layers=["3"]), recall=True)
+    calls = count_calls(run, ["0", "2", "3.0", "6"])
+    steps_of(run)
+    assert calls == {"0": 1, "2": 1, "3.0": 5, "6": 5}  # harmful rows are asked about with the rest
 
 
 def test_only_the_layers_in_training_are_run_of_a_deep_network():

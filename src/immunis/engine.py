@@ -66,15 +66,14 @@ class Engine:
         self.scaler = getattr(fabric.strategy.precision, "scaler", None)  # of half precision alone
         self.weights: dict[str, float] = {}
         self.notes: list[str] = []
+        self._targets: Tensor | None = None  # this step's, beside what the original says of them
 
     def gradients(self, primary: Batch, harmful: Batch | None) -> dict[str, float]:
         """Leave the objective's gradient in ``.grad`` and return the terms' values.
 
         A harmful batch brings its targets as a float64 matrix, one-hot for classes.
         """
-        if self.objective.recall and harmful is not None:
-            assert self.teacher is not None
-            harmful = harmful[0], recalled(self.teacher(harmful[0])[1], harmful[1])
+        self._targets = None
         if not self.weights:
             self.weights = self._balance(primary, harmful)
         values: dict[str, float] = {}
@@ -195,7 +194,7 @@ class Engine:
         found: dict[tuple, Tensor] = {}
         if self.joint and len(roles) > 1:
             sizes = [len(inputs) for _, inputs in roles]
-            with self._followed(sizes[0]):
+            with self._followed(sum(len(inputs) for inputs in self._asked(primary, harmful))):
                 logits, features = self.tapped(torch.cat([inputs for _, inputs in roles]))
             split = {k: dict(zip("ph", v.split(sizes), strict=True)) for k, v in features.items()}
             found[("logits",)] = logits.split(sizes)[0]
@@ -210,20 +209,41 @@ class Engine:
         return found
 
     def _followed(self, rows: int) -> AbstractContextManager[None]:
-        """A pass whose first rows are the primary batch, which the teacher is asked about next."""
+        """A pass whose first rows are those that the teacher is asked about next."""
         return nullcontext() if self.teacher is None else self.teacher.following(rows)
+
+    def _asked(self, primary: Batch | None, harmful: Batch | None) -> list[Tensor]:
+        """Inputs that the teacher is asked about: primary ones, and once a step harmful ones."""
+        recalls = self.objective.recall and self._targets is None
+        return [b[0] for b in (primary, harmful if recalls else None) if b is not None]
+
+    def _taught(
+        self, primary: Batch | None, harmful: Batch | None
+    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
+        """The original's answers to the primary batch; harmful targets as the objective asks."""
+        asked, rows = self._asked(primary, harmful), 0 if primary is None else len(primary[0])
+        teacher: tuple[Tensor, Tensor] | None = None
+        if self.teacher is not None and asked:
+            logits, features = self.teacher(torch.cat(asked))
+            teacher = (logits[:rows], features[:rows]) if rows else None
+            if len(features) > rows and harmful is not None:
+                self._targets = recalled(features[rows:], harmful[1])
+        if harmful is None:
+            return teacher, None
+        return teacher, harmful[1] if self._targets is None else self._targets
 
     def _view(
         self, answers: Mapping[tuple, Tensor], primary: Batch | None, harmful: Batch | None
     ) -> View:
         logits = answers[("logits",)]
+        teacher, targets = self._taught(primary, harmful)
         return View(
             logits,
             logits.new_zeros(0) if primary is None else primary[1],
             {key[1]: z for key, z in answers.items() if key[0] == "p"},
             {key[1]: z for key, z in answers.items() if key[0] == "h"},
-            logits.new_zeros(0) if harmful is None else harmful[1],
-            self.teacher(primary[0]) if self.teacher and primary is not None else None,
+            logits.new_zeros(0) if targets is None else targets,
+            teacher,
             self.head,
             self.smoothing,
             self.classify,
