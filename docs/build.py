@@ -173,7 +173,8 @@ def joined(records: list[Record]) -> Record:
             agree(name, row, models.setdefault(name, row))
         for attack, rows in other.figures["attacks"].items():
             have = attacks.setdefault(attack, {})
-            if attack in MENDED and rows["original"]["score"] != have["original"]["score"]:
+            first = have.get("original", rows["original"])
+            if attack in MENDED and rows["original"]["score"] != first["score"]:
                 attacks[attack] = rows
                 continue
             for name, row in rows.items():

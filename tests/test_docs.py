@@ -11,6 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 import doc_code
+from immunis.records import Record
 
 ROOT = Path(__file__).parents[1]
 spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
@@ -23,6 +24,24 @@ def test_tables_equal_their_records(path):
     text = path.read_text(encoding="utf-8")
     assert build.page(text) == text, "run: python docs/build.py"
     assert text.count("<!-- table:") == len(build.BLOCK.findall(text))
+
+
+def test_audits_of_one_original_are_joined_and_a_mended_attack_is_the_last_ones():
+    def audit(attacks, model):
+        figures = {"models": {"original": 1, model: 2}, "attacks": {}}
+        for name, score in attacks.items():
+            row = {"score": score}
+            figures["attacks"][name] = {"original": row, model: row}
+        settings = dict.fromkeys(("budget", "seeds", "search", "space"), 1)
+        return Record("audit", "x", figures, settings=settings)
+
+    old, new = audit({"ridge": 1, "kernel": 2}, "old"), audit({"ridge": 1, "kernel": 3}, "new")
+    found = build.joined([audit({"tuning": 5}, "old"), old, new]).figures
+    assert set(found["models"]) == {"original", "old", "new"}
+    assert set(found["attacks"]["ridge"]) == {"original", "old", "new"}
+    assert set(found["attacks"]["kernel"]) == {"original", "new"}
+    with pytest.raises(ValueError, match="differ in ridge on original: 7 and 1"):
+        build.joined([old, audit({"ridge": 7}, "new")])
 
 
 FIGURES = [(name, figure) for name, wanted in build.FIGURES.items() for figure in wanted]

@@ -166,6 +166,24 @@ def test_frozen_layers_of_the_teacher_run_once_to_check_and_never_again():
     assert calls == {"0": 1, "2": 1, "3.0": 5, "6": 5}  # harmful rows are asked about with the rest
 
 
+def test_the_teacher_sees_what_is_wanted_and_no_more():
+    training, without = dataclasses.replace(SHORT, layers=["3"]), {"distillation": 0.0, "keep": 0.0}
+
+    def rows(training, **settings):
+        run, found = run_of(small_net(), training, recall=True, **settings), []
+        if run.engine.teacher is None:
+            return found
+        model = run.engine.teacher._cut.model
+        model.register_forward_hook(lambda _, __, answers: found.append(len(answers)))
+        steps_of(run)
+        return found
+
+    assert rows(training, **without) == [96, 96, 96]  # harmful rows alone
+    assert rows(training, weight=0.0, **without) == []
+    parts = rows(dataclasses.replace(training, accumulate=4))
+    assert set(parts) == {36}  # a quarter of a step's
+
+
 def test_only_the_layers_in_training_are_run_of_a_deep_network():
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(192, 16),

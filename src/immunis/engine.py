@@ -194,7 +194,8 @@ class Engine:
         found: dict[tuple, Tensor] = {}
         if self.joint and len(roles) > 1:
             sizes = [len(inputs) for _, inputs in roles]
-            with self._followed(sum(len(inputs) for inputs in self._asked(primary, harmful))):
+            asked = sum(map(len, self._asked(primary, harmful)))  # of the pass's rows the first,
+            with self._followed(asked if self.objective.teacher else 0):  # where primary ones are
                 logits, features = self.tapped(torch.cat([inputs for _, inputs in roles]))
             split = {k: dict(zip("ph", v.split(sizes), strict=True)) for k, v in features.items()}
             found[("logits",)] = logits.split(sizes)[0]
@@ -214,17 +215,19 @@ class Engine:
 
     def _asked(self, primary: Batch | None, harmful: Batch | None) -> list[Tensor]:
         """Inputs that the teacher is asked about: primary ones, and once a step harmful ones."""
-        recalls = self.objective.recall and self._targets is None
-        return [b[0] for b in (primary, harmful if recalls else None) if b is not None]
+        taught = primary if self.objective.teacher else None
+        told = harmful if self.objective.recall and self._targets is None else None
+        return [batch[0] for batch in (taught, told) if batch is not None]
 
     def _taught(
         self, primary: Batch | None, harmful: Batch | None
     ) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
         """The original's answers to the primary batch; harmful targets as the objective asks."""
-        asked, rows = self._asked(primary, harmful), 0 if primary is None else len(primary[0])
-        teacher: tuple[Tensor, Tensor] | None = None
+        asked, teacher = self._asked(primary, harmful), None
         if self.teacher is not None and asked:
-            logits, features = self.teacher(torch.cat(asked))
+            parts = torch.cat(asked).tensor_split(self.accumulate)
+            logits, features = map(torch.cat, zip(*map(self.teacher, parts), strict=True))
+            rows = len(primary[0]) if self.objective.teacher and primary is not None else 0
             teacher = (logits[:rows], features[:rows]) if rows else None
             if len(features) > rows and harmful is not None:
                 self._targets = recalled(features[rows:], harmful[1])

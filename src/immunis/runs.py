@@ -79,9 +79,10 @@ class Run:
                 torch.manual_seed(seed)
                 head = nn.Linear(start.width, harmful.outputs)
             self.head = head.to(self.fabric.device).requires_grad_(False)
+        wanted = objective.teacher or objective.recall
         self.engine = Engine(
             self.fabric, self._module, objective, groups[0]["params"],
-            teacher=self._teacher(cut, primary, hardware) if objective.teacher else None,
+            teacher=self._teacher(cut, primary, hardware) if wanted else None,
             head=self.head,
             smoothing=training.label_smoothing,
             classify=harmful is not None and harmful.kind == "classification",

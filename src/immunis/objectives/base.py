@@ -113,7 +113,7 @@ class Objective:
         multiples: factors on balanced weights.
         teacher: whether the original model's answers and features are wanted.
         recall: whether targets are to hold what the original's features say of them, too
-            (``immunis.readable.recalled``); needs the teacher.
+            (``immunis.readable.recalled``); not with ``head``, which reads classes.
         head: whether a harmful head that follows the features is wanted.
         needs: rows that a step must exceed for its Grams, by task, beyond one for each harmful
             feature.
@@ -132,6 +132,10 @@ class Objective:
     head: bool = False
     needs: Mapping[str, int] = field(default_factory=dict)
     judge: Literal["rir", "probe"] = "rir"
+
+    def __post_init__(self) -> None:
+        """Refuse what does not go together."""
+        require(not (self.recall and self.head), "recall and head exclude each other")
 
 
 @dataclass(frozen=True)

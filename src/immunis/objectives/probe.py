@@ -175,8 +175,8 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             else None
         ),
         layers=layers,
-        teacher=settings.recall or max(settings.distillation, settings.keep, settings.hold) > 0,
-        recall=settings.recall,
+        teacher=max(settings.distillation, settings.keep, settings.hold) > 0,
+        recall=settings.recall and max(settings.weight, settings.near) > 0,
         needs={
             "harmful": max(cut.width, settings.lift),
             "primary": cut.width if settings.hold else 0,
