@@ -91,14 +91,16 @@ def recalled(features: Tensor, targets: Tensor, ridge: float = 0.03) -> Tensor:
     ``Ŷ = Z(Σ_zz+λI)⁻¹Σ_zy`` about the means, with ``λ = ridge·tr(Σ_zz)/D``, over the rows of all
     processes, and s such that Y and sŶ vary alike: ρ, and ν, of both together is the mean of
     theirs. Labels of few rows are mostly what no feature explains; Ŷ is what these features do.
+    The probe has seen the rows it answers for, so that Ŷ follows a row's own label by its leverage,
+    D/n on average or less: with no more rows than features Ŷ is Y again.
 
     Args:
-        features: (n, D), of the original model, say.
+        features: (n, D), of the original model, say; n should be several times D.
         targets: (n, C) real matrix, one-hot for classes.
-        ridge: damping relative to the mean eigenvalue of Σ_zz; it keeps Ŷ from following each row.
+        ridge: damping relative to the mean eigenvalue of Σ_zz, which lowers the leverage.
 
     Returns:
-        An (n, 2C) matrix in float64; the second half is zero where features say nothing.
+        An (n, 2C) matrix in float64; the second half is zero where features do not vary.
     """
     z, _ = _shared_unit(features, summed)
     y, exponent = _shared_unit(targets.to(z.device), summed)

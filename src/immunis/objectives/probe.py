@@ -5,7 +5,7 @@ invertible linear maps of the features, so no whitening or preconditioning bring
 Of random nonlinear features of the features (``lift``) ρ is what kernels and small networks read,
 of rows brought to one length (``even``) what is read where a few rows are much longer than most.
 What neighbours say of labels there is ν (``near``). Besides labels they may be asked of what the
-original's features say of them (``recall``), which few rows suffice to tell.
+original's features say of them (``recall``).
 The primary loss and distillation to the original's logits keep the model what it was; ``keep``
 holds its primary features near where they were, and ``hold`` lets none of their directions shrink,
 so that the two together bound κ(H_P).
@@ -57,8 +57,9 @@ class Settings:
         near: weight of ν of rows brought to one length, likewise the mean of two, each at least 0:
             below, neighbours would be made to differ, which can be read as well.
         recall: take every ρ and ν of the labels and of what a ridge probe of the original's
-            features says of them, the mean of both. Labels of few rows can be hidden by heart; what
-            the original makes of a row is a function of its input, and stays hidden in new ones.
+            features (damping 0.03), fitted to the step's rows, says of them: the mean of both, also
+            in the curves. Labels of few rows can be hidden by heart; what the original makes of
+            rows is to be hidden in all. Needs several times as many harmful rows as features.
         collapse: weight of ``log(v_H/v_P + 0.01)``, v the total variance of either task's features.
         distillation: weight of the divergence from the original's logits.
         keep: weight of ``mean‖z − z⁰‖²/v⁰`` over the primary batch, z⁰ the original's features
