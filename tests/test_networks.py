@@ -83,6 +83,8 @@ def test_audit_defends_once_for_each_seed(recipe, tmp_path):
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert len(record["figures"]["models"]["probe"]["variants"]) == 2
+    told = record["figures"]["training"]["probe"]
+    assert [[row["step"] for row in seed["history"]] for seed in told] == [[0, 3, 6]] * 2
     assert (tmp_path / "out" / "card.html").exists()
     again = call("card", tmp_path / "out" / "record.json", "-o", tmp_path / "again.html")
     assert again.returncode == 0, again.stderr
@@ -104,10 +106,15 @@ def test_kept_models_are_not_trained_again(recipe, tmp_path):
     chosen = load_recipe(recipe)
     data = chosen.tasks()
     model = original(chosen, data)
-    first = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    first, told = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "models").iterdir()}
-    second = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    second, again = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    assert told == again and [row["step"] for row in told[1]["history"]][-1] == told[1]["steps"]
     assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path / "models").iterdir()}
+    for file in (tmp_path / "models").glob("*.json"):
+        file.unlink()
+    _, lost = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    assert lost == [None, None]
     for a, b in zip(first, second, strict=True):
         assert all(
             torch.equal(x, y)

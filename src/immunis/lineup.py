@@ -29,6 +29,7 @@ from immunis.objectives.base import supervised_only
 from immunis.plan import Hardware, device_of, training_of
 from immunis.processes import rank
 from immunis.recipes import Recipe
+from immunis.records import Record
 from immunis.sweeps import key_of
 from immunis.training import fit
 from immunis.views import ORIGINAL
@@ -121,13 +122,16 @@ def variants(
     hardware: Hardware | None = None,
     folder: str | Path | None = None,
     progress: Progress = lambda what, share: None,
-) -> Any:
-    """A defence as an audit takes it: one model, or for a trained network one for each seed."""
+) -> tuple[Any, list[Any]]:
+    """A defence as an audit takes it, one model or for a trained network one for each seed.
+
+    Beside it how each network was trained, evaluation by evaluation; None where that was lost.
+    """
     if recipe.training_for(table) is None:
-        return defended(recipe, table, model, tasks, progress=progress)
+        return defended(recipe, table, model, tasks, progress=progress), []
     assert isinstance(model, nn.Module)
     store = None if folder is None else make_folder(folder)
-    found: list[nn.Module] = []
+    found, told = list[nn.Module](), list[Any]()
     for seed in range(recipe.seed, recipe.seed + seeds):
         key = key_of(
             __version__, tasks.primary.train.identity(), tasks.harmful.train.identity(),
@@ -137,17 +141,27 @@ def variants(
         stem = f"{table['name']}-{seed}-{key[:16]}"
         path = None if store is None else store / f"{stem}.safetensors"
         fresh = copy.deepcopy(model)
-        if not _kept(fresh, path):
+        if path is not None and _kept(fresh, path):
+            record = _record_beside(path)
+        else:
             result = defended(
                 recipe, table, model, tasks, seed=seed, hardware=hardware, progress=progress
             )
-            fresh = result.model
+            fresh, record = result.model, result.record
             if path is not None:
-                record = result.record
                 write_bytes(path, weights(fresh, record))
                 record.save(path.with_suffix(".json"))
         found.append(fresh.cpu().eval())
-    return found
+        told.append(None if record is None else record.figures["details"])
+    return found, told
+
+
+def _record_beside(path: Path) -> Record | None:
+    """The record of a network that was kept, if it can be read."""
+    try:
+        return Record.load(path.with_suffix(".json"))
+    except InputError:
+        return None
 
 
 def _kept(model: nn.Module, path: Path | None) -> bool:
@@ -206,16 +220,19 @@ def audit_recipe(
     options = {key: value for key, value in recipe.audit.items() if key != "methods"}
     where = hardware, models_folder, progress
     model = original(recipe, tasks, *where)
-    models: dict[str, Any] = {ORIGINAL: model}
+    models, training = dict[str, Any]({ORIGINAL: model}), dict[str, list[Any]]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RankWarning)  # ranks are reported
         for label, table in tables_of(recipe, methods).items():
-            models[label] = variants(recipe, table, model, tasks, options.get("seeds", 3), *where)
+            seeds = options.get("seeds", 3)
+            models[label], told = variants(recipe, table, model, tasks, seeds, *where)
+            training |= {label: told} if told else {}
     own = options.pop("attacks", "standard")
     chosen = own if attacks is None else attacks
     result = audit(
         models, tasks.primary, tasks.attacker, tasks.transfer, chosen,
         defender=tasks.harmful, device=device, progress=progress, **options, **more,
     )  # fmt: skip
-    record = dataclasses.replace(result.record, seed=recipe.seed)
+    figures = {**result.record.figures, **({"training": training} if training else {})}
+    record = dataclasses.replace(result.record, seed=recipe.seed, figures=figures)
     return Audit(record.with_settings(recipe=recipe.to_dict()))
