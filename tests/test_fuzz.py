@@ -337,6 +337,32 @@ def explained(i: Inputs):
     assert close(readable.rho_of_gram(gram_of(x, y), i.ridge), true, tolerance)
 
 
+@checks("readable.recalled")
+def told(i: Inputs):
+    x, y = i.x, i.targets(scale=i.other_scale)
+    found = finite(readable.recalled(x, y, i.ridge))
+    assert torch.equal(found[:, :2], y.to(F))
+    z, t = centred(exact(x)), centred(exact(y))
+    zz = z.T * z
+    trace, total = sum(zz[a, a] for a in range(i.d)), mpmath.fsum(v**2 for v in t)
+    if not trace:
+        assert not found[:, 2:].any()
+        return
+    damped = zz / trace + mpmath.eye(i.d) * (i.ridge / i.d)
+    solved = [mpmath.lu_solve(damped, (z.T * t)[:, c] / trace) for c in (0, 1)]
+    said = [z * weights for weights in solved]
+    size = mpmath.fsum(v**2 for column in said for v in column)
+    peak = max(abs(v) for v in exact(x))
+    noise = 50 * i.n * i.d * EPS * (1 + peak / mpmath.sqrt(trace / i.n)) * (1 + i.d / i.ridge)
+    doubt = noise * mpmath.sqrt(total / size) if size else mpmath.inf
+    if doubt > 1e-3:  # so little is said that rounding says as much
+        return
+    scale = mpmath.sqrt(total / size)
+    for row, column in itertools.product(range(i.n), (0, 1)):
+        wanted = scale * said[column][row]
+        assert close(float(found[row, 2 + column]), wanted, 20 * doubt * mpmath.sqrt(total))
+
+
 # Guarantees
 
 
