@@ -225,7 +225,8 @@ class Engine:
         """The original's answers to the primary batch; harmful targets as the objective asks."""
         asked, teacher = self._asked(primary, harmful), None
         if self.teacher is not None and asked:
-            parts = torch.cat(asked).tensor_split(self.accumulate)
+            asked = [torch.cat(asked)] if self.joint else asked  # as the model's own passes are
+            parts = [part for inputs in asked for part in inputs.tensor_split(self.accumulate)]
             logits, features = map(torch.cat, zip(*map(self.teacher, parts), strict=True))
             rows = len(primary[0]) if self.objective.teacher and primary is not None else 0
             teacher = (logits[:rows], features[:rows]) if rows else None
