@@ -224,6 +224,11 @@ def test_even_rows_are_part_of_the_loss(lift):
     assert nearby.terms(apart)["near"] == 0
 
 
+def test_recall_and_a_head_that_reads_classes_are_refused_together():
+    with pytest.raises(SettingsError, match="recall and head exclude each other"):
+        Objective(lambda view: {}, recall=True, head=True)
+
+
 def test_more_depths_than_a_model_has_are_refused():
     with pytest.raises(SettingsError, match="depths=99: the model has . stages"):
         run("probe", settings={"depths": 99})

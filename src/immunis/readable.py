@@ -57,10 +57,8 @@ def _rho(
         )
     features = real(features)
     total = summed if across else (lambda values: values)
-    z, exponent = _shared_unit(features, total)  # ρ knows neither unit, its gradient one
-    y, _ = _shared_unit(targets.to(z.device), total)
-    n, d = int(total(torch.tensor(len(z), device=z.device))), z.shape[1]
-    z, y = _shared_centre(z, n, total), _shared_centre(y, n, total)
+    z, y, n, (exponent, _) = _shared(features, targets, total)  # ρ knows no unit, its gradient one
+    d = z.shape[1]
     floor = float(carry(torch.tensor(floor, dtype=torch.float64), -2 * exponent))
     zy = total(z.T @ y) / n
     variance = float(total(y.square().sum()) / n)
@@ -70,6 +68,16 @@ def _rho(
     gradient = scale * ((y - z @ weights) @ weights.T - shrink * z)
     gradient = answer(gradient, -exponent, features.dtype, "the gradient of ρ")
     return ((zy * weights).sum() / variance).to(features), gradient.to(features)
+
+
+def _shared(
+    features: Tensor, targets: Tensor, total: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, int, tuple[int, int]]:
+    """Both at unit scale about their means, the number of rows in all, and their units."""
+    z, e = _shared_unit(features, total)
+    y, f = _shared_unit(targets.to(z.device), total)
+    n = int(total(torch.tensor(len(z), device=z.device)))
+    return _shared_centre(z, n, total), _shared_centre(y, n, total), n, (e, f)
 
 
 def _shared_unit(values: Tensor, total: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
@@ -102,10 +110,7 @@ def recalled(features: Tensor, targets: Tensor, ridge: float = 0.03) -> Tensor:
     Returns:
         An (n, 2C) matrix in float64; the second half is zero where features do not vary.
     """
-    z, _ = _shared_unit(features, summed)
-    y, exponent = _shared_unit(targets.to(z.device), summed)
-    n = int(summed(torch.tensor(len(z), device=z.device)))
-    z, y = _shared_centre(z, n, summed), _shared_centre(y, n, summed)
+    z, y, _, (_, exponent) = _shared(features, targets, summed)
     variance = float(summed(y.square().sum()))
     said = z @ _ridge_weights(summed(z.T @ z), summed(z.T @ y), variance, ridge, 0.0)
     size = float(summed(said.square().sum()))
