@@ -126,10 +126,7 @@ def reached_table() -> Table:
         worst = max(linear, key=lambda attack: linear[attack])
         others = [kept(figures, attack, shipped) for attack in ("mlp", "knn")]
         tuning = record(f"{name}-tuning").figures
-        tuned = [
-            f"{kept(tuning, attack, shipped):.2f}" if shipped in tuning["models"] else "–"
-            for attack in TUNING
-        ]
+        tuned = [f"{kept(tuning, attack, shipped):.2f}" for attack in TUNING]
         rows.append(
             [
                 pair,
