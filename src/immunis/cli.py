@@ -102,7 +102,8 @@ def immunize(
     from immunis.plan import hardware_of
     from immunis.processes import rank
     from immunis.recipes import load_recipe
-    from immunis.tables import immunize_table, rir_sentence
+    from immunis.statements import ratio
+    from immunis.tables import immunize_table
 
     chosen = load_recipe(recipe)
     if not chosen.method:
@@ -149,7 +150,7 @@ def immunize(
         typer.echo(record.to_json())
         return
     show(immunize_table(record))
-    explain(rir_sentence(record))
+    explain(ratio(record))
     where(*paths)
 
 
@@ -178,11 +179,10 @@ def audit(
     """
     from immunis.card import render
     from immunis.files import release
-    from immunis.formats import number, percent
     from immunis.lineup import audit_recipe as run
     from immunis.plan import hardware_of
     from immunis.recipes import load_recipe
-    from immunis.statements import COLUMNS
+    from immunis.statements import beside_tables
     from immunis.tables import audit_table, models_table, transfer_table, worst_case_table
 
     chosen = load_recipe(recipe)
@@ -216,22 +216,10 @@ def audit(
     if json:
         typer.echo(result.to_json())
         return
-    f = result.record.figures
     for table in (worst_case_table, audit_table, transfer_table, models_table):
-        if table is not transfer_table or f["transfer"]:
+        if table is not transfer_table or result.record.figures["transfer"]:
             show(table(result.record))
-    scratch = f["controls"]["from scratch"]
-    reached = percent(scratch["score"]["mean"]) if scratch["status"] == "done" else "failed"
-    foretold = "; ".join(
-        f"{name} {number(row['score'])} with score, {number(row['cost'])} with cost"
-        for name, row in f["predictors"].items()
-    )
-    explain(
-        f"{COLUMNS} Chance: {percent(f['chance'])}%; trained from scratch: {reached}%. "
-        f"Rank correlation: {foretold}."
-    )
-    if not f["disjoint"]["checked"]:
-        explain("Not checked: whether the attacker's data is disjoint from the defender's.")
+    explain(beside_tables(result.record))
     where(*paths)
 
 

@@ -143,6 +143,39 @@ COLUMNS = (
 )
 
 
+def ratio(record: Record) -> str:
+    """RIR of an ``immunize`` record in words, with the ceilings where there are any."""
+    f = record.figures
+    if f["ceiling"] is None:
+        return f"RIR = {number(f['rir']['value'])} against the given network."
+    return (
+        f"RIR = {number(f['rir']['value'])} against the given extractor, of at most "
+        f"{number(f['ceiling'])}; against the inputs themselves "
+        f"{number(f['rir_against_inputs']['value'])}, of at most "
+        f"{number(f['ceiling_against_inputs'])}"
+    )
+
+
+def beside_tables(record: Record) -> str:
+    """What an audit's tables leave out: their columns, controls, what κ and ρ foretold."""
+    f = record.figures
+    scratch = f["controls"]["from scratch"]
+    reached = percent(scratch["score"]["mean"]) if scratch["status"] == "done" else "failed"
+    foretold = "; ".join(
+        f"{name} {number(row['score'])} with score, {number(row['cost'])} with cost"
+        for name, row in f["predictors"].items()
+    )
+    known = (
+        ""
+        if f["disjoint"]["checked"]
+        else (" Not checked: whether the attacker's data is disjoint from the defender's.")
+    )
+    return (
+        f"{COLUMNS} Chance: {percent(f['chance'])}%; trained from scratch: {reached}%. "
+        f"Rank correlation: {foretold}.{known}"
+    )
+
+
 def ceiling(record: Record) -> str:
     """What bounds the ratio, or why nothing does."""
     f = record.figures

@@ -43,19 +43,6 @@ def immunize_table(record: Record) -> Table:
     return Table(record.name, ["", "before", "after", "factor"], rows)
 
 
-def rir_sentence(record: Record) -> str:
-    """RIR of an ``immunize`` record in words, with the ceilings where there are any."""
-    f = record.figures
-    if f["ceiling"] is None:
-        return f"RIR = {number(f['rir']['value'])} against the given network."
-    return (
-        f"RIR = {number(f['rir']['value'])} against the given extractor, of at most "
-        f"{number(f['ceiling'])}; against the inputs themselves "
-        f"{number(f['rir_against_inputs']['value'])}, of at most "
-        f"{number(f['ceiling_against_inputs'])}"
-    )
-
-
 def demo_table(record: Record) -> Table:
     """One row a method: condition numbers, RIR, and what two attackers read."""
     steps = record.settings["steps"]
