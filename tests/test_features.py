@@ -276,6 +276,13 @@ def test_reinitialising_leaves_the_global_generator_alone():
     assert torch.equal(torch.rand(1), expected)
 
 
+class Picky(nn.Module):
+    """Refuses as timm's models do."""
+
+    def forward(self, x):
+        raise AssertionError(f"Input height ({len(x)}) doesn't match model (224).")
+
+
 @pytest.mark.parametrize(
     ("model", "options", "error", "says"),
     [
@@ -285,6 +292,7 @@ def test_reinitialising_leaves_the_global_generator_alone():
         (mlp(), {"head": "33"}, SettingsError, "linear head of m"),
         (mlp(), {"head": "1"}, SettingsError, "linear head of m"),
         (nn.Flatten(0).eval(), {}, InputError, "no pooling rule"),
+        (Picky().eval(), {}, InputError, "cannot read inputs of shape.*height"),
     ],
 )
 def test_what_cannot_be_cut_is_said(model, options, error, says):

@@ -207,6 +207,27 @@ class TestCorruptImages:
             with pytest.raises(InputError, match="of 18 samples cannot be read"):
                 list(task.train.batches(4))
 
+    @pytest.mark.parametrize("memory", [True, False])
+    def test_empty_files_are_no_copies_of_one_another(self, tmp_path, memory):
+        for split in ("train", "val"):
+            write_folders(tmp_path / "own", split, each=6)
+            write_folders(tmp_path / "harm", split, each=6)
+        for index in range(4):
+            (tmp_path / "harm" / "train" / "class1" / f"{index}.png").write_bytes(b"")
+        same = tmp_path / "harm" / "train" / "class0"
+        (same / "copy.png").write_bytes((same / "0.png").read_bytes())
+
+        def read():
+            found = images("own", "harm", size=16, memory=memory, folder=str(tmp_path))
+            found.harmful.train.tensors()
+
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with pytest.raises(InputError, match=r"2 of 9 .* cannot be read.*cannot identify"):
+                read()
+        assert "1 training image(s) occur twice" in str(told[0].message)
+        assert "object at 0x" not in " ".join(str(warning.message) for warning in told)
+
     def test_in_memory_alike(self, tmp_path):
         for split in ("train", "val"):
             write_folders(tmp_path / "own", split, each=6)

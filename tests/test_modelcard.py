@@ -6,6 +6,7 @@ import torch
 import yaml
 
 from immunis import InputError, Record, immunize, measure
+from immunis.card import render
 from immunis.modelcard import model_card
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -45,6 +46,15 @@ def test_the_model_card_of_an_audit_holds_its_facts(audited):
     ):
         assert said in text
     assert audited.digest()[:16] in text and audited.data["attacker"]["train"] in text
+
+
+def test_what_training_said_of_itself_is_told(pair):
+    record = Record.load(RESULTS / "audit-tiny-imagenet-cars-vit-recall.json")
+    told = "Told by 3 of 3 trainings of probe-recall: no evaluation kept"
+    assert told in model_card(record) and told in render(record)
+    done = immunize(torch.eye(5), *pair, "erase").record
+    done.figures["details"]["notes"] = ["few rows"]
+    assert "Told by the training: few rows" in model_card(done)
 
 
 def test_the_hub_reads_the_metadata(audited):

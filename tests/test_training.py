@@ -17,6 +17,7 @@ from deep import image_task, small_net, tasks
 from immunis import (
     InputError,
     NumericalError,
+    OutputError,
     RankWarning,
     SettingsError,
     Task,
@@ -213,6 +214,7 @@ def test_even_rows_are_part_of_the_loss(lift):
     assert new == {"rho_even"} | ({"rho_even_lifted"} if lift else set())
     assert found["rho_even"] > found["rho"] + 0.2
     assert all(evened.weights[name] == 3.0 for name in new)
+    assert not new & plain.weights.keys()  # what is not in the loss has no weight
     nearby = objective("probe", near=7.0, **given)
     found = nearby.terms(view)
     assert found.keys() - plain.terms(view).keys() == {"near"} and nearby.weights["near"] == 7.0
@@ -397,11 +399,13 @@ def test_the_judge_is_not_fooled_by_a_network_that_learned_its_rows_by_heart():
     assert figures["probe"] == 1.0
     assert figures["rho"] == 0.0
     assert figures["probe_trained"] < 0.5
-    assert "100.0% of harmful rows that were held out" in doubts(figures, figures)[0]
-    assert not doubts(figures | {"probe_held": figures["probe_trained"]}, figures)
+    before = figures | {"probe_trained": 1.0}
+    assert "100.0% of harmful rows that were held out" in doubts(figures, before)[0]
+    assert not doubts(figures, figures)  # it was so before training: nothing was learned
+    assert not doubts(figures | {"probe_held": figures["probe_trained"]}, before)
     hidden = figures | {"probe_trained": 0.0, "probe_held": 0.3, "probe": figures["chance"]}
     assert not doubts(hidden, figures)
-    assert "too few rows to judge by" in doubts(figures, figures | {"probe": 0.3})[0]
+    assert "too few rows to judge by" in doubts(figures, before | {"probe": 0.3})[0]
 
 
 def test_the_judge_brings_rows_to_one_length_too():
@@ -566,9 +570,34 @@ def test_settings_out_of_range_are_refused(bad):
         Training(**bad)
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "says"),
+    [
+        (Training, {"optimizer": "adam"}, "unknown optimizer.*did you mean 'adamw'"),
+        (Training, {"schedule": "linear"}, "unknown schedule"),
+        (Training, {"batchnorm": "frozen"}, "did you mean 'freeze'"),
+        (Training, {"augment": "no"}, "is of type str; expected bool"),
+        (Training, {"layers": "block2"}, r"expected Sequence\[str\]"),
+        (Training, {"steps": 2.5}, "is of type float"),
+        (Training, {"batch": 32.0}, "is of type float"),
+        (Hardware, {"devices": "2"}, "is of type str"),
+        (Hardware, {"devices": -1}, "devices=-1: need >= 1"),
+        (Hardware, {"strategy": "dp"}, "did you mean 'ddp'"),
+        (Hardware, {"precision": "bf16"}, "unknown precision"),
+    ],
+)
+def test_settings_of_another_type_are_refused_however_they_are_given(kind, given, says):
+    with pytest.raises(SettingsError, match=says):
+        kind(**given)
+    with pytest.raises(SettingsError, match=says):
+        immunize(small_net(), *tasks(), "probe", **{kind.__name__.lower(): given})
+
+
 def test_unknown_training_settings_are_refused_with_a_suggestion():
     with pytest.raises(SettingsError, match="did you mean 'rate'"):
         immunize(small_net(), *tasks(), "probe", training={"rat": 1e-3})
+    with pytest.raises(SettingsError, match="did you mean 'device'"):
+        immunize(small_net(), *tasks(), "probe", training=SHORT, hardware={"devic": "cpu"})
 
 
 def test_a_layer_that_does_not_exist_is_named_with_close_ones():
@@ -585,6 +614,12 @@ def test_a_model_without_a_linear_head_is_refused():
         immunize(headless, *tasks(), "probe", training=SHORT)
     with pytest.raises(InputError, match="network"):
         immunize(torch.eye(3), *tasks(), "probe", training=SHORT)
+
+
+def test_a_model_that_answers_with_probabilities_is_refused():
+    model = nn.Sequential(*small_net(), nn.Softmax(1)).eval()
+    with pytest.raises(InputError, match="without its softmax"):
+        immunize(model, *tasks(), "probe", training=SHORT, head="6")
 
 
 def test_weights_that_are_not_finite_are_refused_by_name():
@@ -644,6 +679,12 @@ def test_fewer_harmful_samples_than_dimensions_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error", RankWarning)
         run("probe")
+
+
+def test_recall_of_few_rows_warns():
+    with pytest.warns(RankWarning, match="recall: 40 harmful samples a step for 16 features"):
+        result = run("probe", dataclasses.replace(SHORT, harmful_batch=40), {"recall": True})
+    assert result.notes[0].startswith("recall")
 
 
 @pytest.mark.parametrize(
@@ -747,8 +788,11 @@ def test_foreign_and_damaged_checkpoints_are_refused(tmp_path):
             cut(other, primary.train.first(2), 4), objective("probe"), primary, harmful, SHORT,
             folder=tmp_path, resume=True,
         )  # fmt: skip
-    with pytest.raises(InputError, match="of another run"):
+    with pytest.raises(InputError, match="of another run, which differs in: seed"):
         run("probe", folder=tmp_path, resume=True, seed=5)
+    faster = dataclasses.replace(SHORT, rate=1.0, clip=2.0, workers=1)
+    with pytest.raises(InputError, match="differs in: clip, rate"):
+        run("probe", faster, folder=tmp_path, resume=True)
     path = tmp_path / checkpoints.NAME
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(InputError, match="damaged.*Delete it to start afresh"):
@@ -770,6 +814,34 @@ def test_a_checkpoint_never_unpickles_objects(tmp_path):
 
 def test_resume_without_a_checkpoint_starts_afresh(tmp_path):
     assert run("probe", folder=tmp_path, resume=True).steps == 8
+    with pytest.warns(UserWarning, match=r"checkpoint\.pt is of an earlier run.*be replaced"):
+        run("probe", folder=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    place = tmp_path / "file"
+    place.write_text("taken")
+    with pytest.raises(OutputError, match="cannot write to output folder"):
+        run("probe", folder=place)
+
+
+def test_a_resumed_run_knows_what_was_noted_before(tmp_path):
+    flat = Objective(
+        lambda view: {SUPERVISED: view.supervised, "flat": 0.0 * view.logits.sum()}, {"flat": None}
+    )
+    primary, harmful = tasks()
+
+    def half(what, share):
+        if share > 0.6:
+            raise KeyboardInterrupt
+
+    primary.train.corrupt.add("a picture")
+    with pytest.warns(UserWarning, match="flat has no gradient"), pytest.raises(KeyboardInterrupt):
+        fit(whole(), flat, primary, harmful, SHORT, folder=tmp_path, progress=half)
+    primary, harmful = tasks()
+    found = fit(whole(), flat, primary, harmful, SHORT, folder=tmp_path, resume=True)
+    assert "flat has no gradient" in found.notes[-1]
+    assert primary.train.corrupt == {"a picture"}
 
 
 def test_unusable_hardware_is_refused():

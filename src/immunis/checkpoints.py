@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from immunis.errors import InputError
 from immunis.files import check_stored, make_folder, write_bytes
 from immunis.processes import note_checkpoint, rank
 
-FORMAT = 4
+FORMAT = 5
 NAME = "checkpoint.pt"
 HEAD = b"immunis checkpoint, sha256 "
 _FULL = StateDictOptions(full_state_dict=True)
@@ -96,7 +97,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def load(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, run: str
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, run: Mapping[str, str]
 ) -> dict[str, Any]:
     """Read a checkpoint into a model and its optimizer, and return the rest of it.
 
@@ -114,9 +115,10 @@ def load(
             f"among them {sorted(wrong)[0]}."
         )
     if content["run"] != run:
+        apart = sorted(k for k in {*run, *content["run"]} if content["run"].get(k) != run.get(k))
         raise InputError(
-            f"checkpoint {path} is of another run: its settings, data or starting weights differ. "
-            "Give the same ones, or another folder."
+            f"checkpoint {path} is of another run, which differs in: {', '.join(apart)}. Give the "
+            "same, or another folder."
         )
     set_model_state_dict(model, theirs, options=_FULL)
     set_optimizer_state_dict(model, optimizer, content["optimizer"], options=_FULL)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from immunis.attacks.base import encode, score
 from immunis.errors import InputError
@@ -22,7 +22,7 @@ from immunis.measure import data_figures, spectrum_figures
 from immunis.methods import get_method
 from immunis.metrics import check_pair, class_scores
 from immunis.outputs import fitting, logits_of
-from immunis.plan import Hardware, Training, training_of
+from immunis.plan import Hardware, Training, hardware_of, training_of
 from immunis.processes import world
 from immunis.readable import rho_of_gram
 from immunis.records import Record
@@ -109,7 +109,7 @@ def defend(
     method: str,
     settings: Mapping[str, Any],
     training: Training | Mapping[str, Any] | None = None,
-    hardware: Hardware | None = None,
+    hardware: Hardware | Mapping[str, Any] | None = None,
     *,
     head: str | None = None,
     seed: int = 0,
@@ -123,6 +123,7 @@ def defend(
     chosen = get_method(method)
     configured = chosen.configure(settings, network=True)
     how = training if isinstance(training, Training) else training_of(training or {})
+    where = hardware if isinstance(hardware, Hardware) else hardware_of(hardware or {})
     check_pair(primary, harmful)
     if not isinstance(model, nn.Module):
         raise InputError(f"expected a network (nn.Module) to train, got {type(model).__name__}.")
@@ -153,10 +154,15 @@ def defend(
             f"the model answers with shape {tuple(answers.shape)}; expected one row of "
             f"{primary.outputs} outputs for each sample."
         )
+    if primary.kind == "classification" and _are_shares(answers):
+        raise InputError(
+            "the model answers with probabilities (each row is positive and sums to 1); its loss "
+            "needs what the softmax is taken of. Give the model without its softmax."
+        )
     assert chosen.objective is not None
     identity = json.dumps([method, dataclasses.asdict(configured)])
     result = fit(
-        whole, chosen.objective(configured, whole), primary, harmful, how, hardware,
+        whole, chosen.objective(configured, whole), primary, harmful, how, where,
         seed=seed, folder=folder, resume=resume, wandb=wandb, identity=identity,
         progress=progress,
     )  # fmt: skip
@@ -166,13 +172,19 @@ def defend(
         {
             "method": method, **dataclasses.asdict(configured), "training": dataclasses.asdict(how),
         },
-        hardware or Hardware(), how.workers, seed, time.perf_counter() - began,
+        where, how.workers, seed, time.perf_counter() - began,
     )  # fmt: skip
     device = next(model.parameters()).device
     new = result.model.to(device).requires_grad_(False)
     target = new.get_submodule(whole.head)
     assert isinstance(target, nn.Linear)
     return new, target, run
+
+
+def _are_shares(answers: Tensor) -> bool:
+    """Whether each row of answers is positive and sums to one."""
+    sums = answers.double().sum(1)
+    return bool((answers >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3))
 
 
 @torch.no_grad()

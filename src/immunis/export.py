@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import nn
 
 from immunis._version import __version__
+from immunis.datasets.pictures import shown
 from immunis.errors import SettingsError
 from immunis.features import tensors_digest
 from immunis.files import release
@@ -63,7 +64,6 @@ def config(
     """
     recipe = {} if record is None else record.settings.get("recipe", {})
     options = dict(recipe.get("model", {}).get("options", {}) if options is None else options)
-    size = recipe.get("data", {}).get("size")
     own: Any = getattr(model, "config", None)
     if callable(getattr(own, "to_dict", None)):
         return {**own.to_dict(), "architectures": [type(model).__name__]}
@@ -71,7 +71,6 @@ def config(
     if isinstance(pretrained, Mapping):
         keep = ("input_size", "mean", "std", "interpolation", "crop_pct", "pool_size")
         first, head = pretrained.get("first_conv"), pretrained.get("classifier")
-        shape = {"input_size": [3, size, size]} if size else {}
         _check_rebuilt(model, pretrained["architecture"], options)
         return {
             "architecture": pretrained["architecture"],
@@ -82,7 +81,7 @@ def config(
                 "num_classes": _classes(model),
                 "first_conv": first,
                 "classifier": head,
-                **shape,
+                **(shown(recipe.get("data", {})) or {}),
             },
             **({"model_args": options} if options else {}),
         }
@@ -113,7 +112,7 @@ def _check_rebuilt(model: nn.Module, name: str, options: Mapping[str, Any]) -> N
         raise SettingsError(
             f"timm.create_model({name!r}) with {dict(options) or 'no options'} builds another "
             f"model (it differs in {apart[0] or 'the image size'}). Give export the options that "
-            'this one was made with: export(..., options={"img_size": 64}).'
+            'this one was made with: export(..., options={"img_size": ...}).'
         )
 
 

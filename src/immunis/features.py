@@ -239,9 +239,9 @@ def cut(
             _check_rows(whole, example, features, name)
             last = _last_linear(whole, example, features)
             stages, trailing = stages_of(whole, example)
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:
-        if isinstance(error, ImmunisError):
-            raise
+    except ImmunisError:
+        raise
+    except Exception as error:  # a model of any make refuses in its own way
         raise InputError(
             f"{name} cannot read inputs of shape {tuple(example.shape)}: {error}"
         ) from error

@@ -63,7 +63,7 @@ def immunize(
     *,
     head: nn.Linear | str | None = None,
     training: Training | Mapping[str, Any] | None = None,
-    hardware: Hardware | None = None,
+    hardware: Hardware | Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     wandb: str | None = None,
@@ -84,7 +84,8 @@ def immunize(
         head: the primary head to compensate; by default the least-squares head is. For a
             network that is trained, the name of its head where it cannot be told.
         training: how to train a network: ``immunis.plan.Training``, or its settings.
-        hardware: where to train it; one CPU process by default.
+        hardware: where to train it: ``immunis.plan.Hardware``, or its settings; one CPU process by
+            default.
         folder: where training keeps its checkpoint and curves; it is not locked.
         resume: go on from the checkpoint in ``folder``.
         wandb: Weights & Biases project to log training to.

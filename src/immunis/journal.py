@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from immunis import checkpoints
 from immunis.errors import NumericalError
 from immunis.judge import merit
-from immunis.processes import note_checkpoint, summed
+from immunis.processes import note_checkpoint, rank, summed
 from immunis.runs import Run
 
 EVERY = 300.0  # seconds after which a checkpoint is written between evaluations too
@@ -33,7 +35,9 @@ class Journal:
         best: step and model of the best one.
     """
 
-    def __init__(self, run: Run, folder: Path | None, fingerprint: str, judge: str) -> None:
+    def __init__(
+        self, run: Run, folder: Path | None, fingerprint: Mapping[str, str], judge: str
+    ) -> None:
         self.run, self.folder, self.fingerprint, self.judge = run, folder, fingerprint, judge
         self.step, self.history = 0, list[dict[str, Any]]()
         self.best: dict[str, Any] = {"step": 0, "model": None}
@@ -50,12 +54,20 @@ class Journal:
         """Take up the checkpoint if asked to and there is one, or evaluate the start."""
         run = self.run
         if not resume or self.folder is None or self.kept is None:
+            if self.kept is not None and rank() == 0:
+                warnings.warn(
+                    f"{self.kept} is of an earlier run, which is not gone on with: it will be "
+                    "replaced. To go on with it, resume.",
+                    stacklevel=3,
+                )
             self.history.append(run.measure(0))
             self._written = time.monotonic()
             return
         state = checkpoints.load(self.folder, run.inner, run.optimizer.optimizer, self.fingerprint)
         self.step, self.history, self.best = state["step"], state["history"], state["best"]
-        run.engine.weights = state["weights"]
+        run.engine.weights, run.engine.notes = state["weights"], state["notes"]
+        for task, names in zip(run.tasks, state["skipped"], strict=True):
+            task.train.corrupt |= set(names)
         if state["precision"]:  # empty where it was written in another precision
             run.fabric.strategy.precision.load_state_dict(state["precision"])
         if run.head is not None:
@@ -98,7 +110,8 @@ class Journal:
         if self.folder is not None:
             checkpoints.save(self.folder, run.inner, run.optimizer.optimizer, {
                 "run": self.fingerprint, "step": step, "history": self.history, "best": self.best,
-                "weights": run.engine.weights,
+                "weights": run.engine.weights, "notes": run.engine.notes,
+                "skipped": [sorted(task.train.corrupt) for task in run.tasks],
                 "precision": run.fabric.strategy.precision.state_dict(),
                 "head": {} if run.head is None else run.head.state_dict(),
             })  # fmt: skip

@@ -18,7 +18,6 @@ from torch import Tensor
 from immunis.attacks.base import encode, score
 from immunis.lifting import even
 from immunis.spectrum import eigh
-from immunis.streams import spread
 
 RIDGES, FOLDS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6), 5
 Labelled = tuple[Tensor, Tensor]
@@ -76,7 +75,8 @@ def read_by_probes(seen: Labelled, held: Labelled, kind: str, outputs: int) -> d
     count = min(len(seen[0]), len(held[0]))
 
     def some(rows: Labelled) -> Labelled:
-        chosen = spread(torch.arange(len(rows[0])), count)
+        drawn = torch.Generator().manual_seed(count)
+        chosen = torch.randperm(len(rows[0]), generator=drawn)[:count]
         return rows[0][chosen], rows[1][chosen]
 
     own = crossed(held, kind, outputs)
@@ -133,19 +133,23 @@ def doubts(figures: dict[str, Any], start: dict[str, Any]) -> list[str]:
     """What to know of a verdict on classes: too few rows to tell, or a sample learned by heart."""
     found, chance = [], figures["chance"]
 
-    def apart(high: float, low: float, rows: str) -> bool:  # by three standard errors
-        noise = math.sqrt((high * (1 - high) + low * (1 - low)) / figures[rows])
-        return high - low > 3 * noise
+    def noise(rows: int, *shares: float) -> float:
+        return math.sqrt(sum(share * (1 - share) for share in shares) / rows)
+
+    def reads(row: dict[str, Any]) -> bool:  # more than chance, by three standard errors
+        return bool(row["probe"] - chance > 3 * noise(row["held"], row["probe"], chance))
 
     before = start["probe"]
-    if not apart(before, chance, "held"):
+    if not reads(start):
         found.append(
             f"before training a probe reads {before:.1%} of the held-out harmful rows, and the "
             f"best constant answer is right in {chance:.1%}: too few rows to judge by. Raise "
             "held_out, or give more harmful data."
         )
     held, trained = figures["probe_held"], figures["probe_trained"]
-    if apart(figures["probe"], chance, "held") and apart(held, trained, "compared"):
+    once = start["probe_held"], start["probe_trained"]
+    gap = held - trained - max(0.0, once[0] - once[1])
+    if reads(figures) and gap > 3 * noise(figures["compared"], held, trained, *once):
         found.append(
             f"a ridge probe reads {held:.1%} of harmful rows that were held out and {trained:.1%} "
             "of as many that were trained on: the network has learned those by heart. An "

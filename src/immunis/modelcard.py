@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from immunis._version import __version__
+from immunis.datasets.pictures import shown
 from immunis.errors import InputError
 from immunis.formats import Table, inline, number
 from immunis.records import Record
@@ -134,6 +135,11 @@ def _provenance(record: Record) -> list[str]:
             for role, task in record.data.items()
         ),
     ]
+    if recipe is not None and (seen := shown(recipe.get("data", {}))):
+        said += [
+            f"- images: shorter side resized to {seen['input_size'][1]} pixels (bicubic), centre "
+            f"kept; less mean {seen['mean']}, over deviation {seen['std']}"
+        ]
     if recipe is not None:
         text = json.dumps(recipe, ensure_ascii=False).replace("```", "'''")
         said += ["", "The recipe, as JSON:", "", "```json", text, "```"]

@@ -86,7 +86,8 @@ class Training:
     workers: int = 0
 
     def __post_init__(self) -> None:
-        """Check the ranges and the combinations."""
+        """Check the types, the ranges and the combinations."""
+        check(vars(self), get_type_hints(Training), "training")
         for name in ("batch", "harmful_batch", "accumulate", "evaluate"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: need >= 1")
         for name in ("steps", "epochs", "harmful_epochs", "rate", "head_rate", "clip"):
@@ -145,6 +146,12 @@ class Hardware:
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true"] = "32-true"
     compile: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the types and the ranges."""
+        check(vars(self), get_type_hints(Hardware), "hardware")
+        for name in ("devices", "nodes"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: need >= 1")
 
     def as_launched(self) -> Hardware:
         """These settings, but for those that ``fabric run`` was given, where it started us.
@@ -211,13 +218,13 @@ def _without(*names: str) -> Iterator[None]:
 
 def training_of(values: Mapping[str, Any]) -> Training:
     """Build training settings, refusing unknown keys with a suggestion."""
-    check(values, get_type_hints(Training), "[training]")
+    check(values, get_type_hints(Training), "training")
     return Training(**values)
 
 
 def hardware_of(values: Mapping[str, Any]) -> Hardware:
-    """Build hardware settings from a command line's options, refusing what they cannot be."""
-    check(values, get_type_hints(Hardware), "the command line")
+    """Build hardware settings, refusing unknown keys with a suggestion."""
+    check(values, get_type_hints(Hardware), "hardware")
     return Hardware(**values)
 
 

@@ -24,6 +24,8 @@ from immunis.streams import Stream, augmented, held_out, mixed
 from immunis.taps import Tapped
 from immunis.tasks import Task
 
+RECALLED = 3  # harmful rows for each feature that recall wants at the least
+
 
 class Run:
     """A copy of a model, an objective and its tasks, ready to step.
@@ -37,6 +39,7 @@ class Run:
         optimizer: the optimizer as Fabric set it up.
         engine: gradients, and the weight of each term.
         head: the harmful head that some objectives train along; None for the others.
+        tasks: the primary task and, where there is one, the harmful.
         steps: number of steps asked for.
         notes: what a reader of the record should know.
     """
@@ -53,6 +56,7 @@ class Run:
     ) -> None:
         check_head(cut, primary)
         self.training, self.seed, hardware = training, seed, hardware.as_launched()
+        self.tasks = [task for task in (primary, harmful) if task is not None]
         self.fabric = hardware.fabric()
         start = cut.copy()
         chosen = trainable(start, training)
@@ -63,6 +67,8 @@ class Run:
         if hardware.compile:
             start.model.compile()
         self.notes = _check(primary, harmful, training, {"harmful": cut.width, **objective.needs})
+        if objective.recall and harmful is not None:
+            self.notes += _check_recall(harmful, training, cut.width)
         self._open(primary, harmful)
 
         with warnings.catch_warnings():  # newer torch has another word for broadcast_buffers
@@ -182,8 +188,24 @@ class Run:
 def _count(task: Task) -> int:
     count = len(task.train.dataset()[0])  # type: ignore[arg-type]
     if count < 20:
-        raise InputError(f"{task.name}: {count} training samples; a tenth of them is held out.")
+        raise InputError(
+            f"{task.name}: {count} training samples; at least 20 are needed, of which a share is "
+            "held out."
+        )
     return count
+
+
+def _check_recall(harmful: Task, training: Training, width: int) -> list[str]:
+    """Warn where the original's features are asked what labels of too few rows are."""
+    rows = min(training.harmful_batch, len(held_out(_count(harmful), training.held_out)[0]))
+    if rows >= RECALLED * width:
+        return []
+    note = (
+        f"recall: {rows} harmful samples a step for {width} features; of fewer than {RECALLED} for "
+        "each a probe says little but the labels again. Raise harmful_batch, or give more of them."
+    )
+    warnings.warn(note, RankWarning, stacklevel=4)
+    return [note]
 
 
 def _check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from immunis.attacks import ATTACKS
 from immunis.formats import number, percent
@@ -202,6 +203,7 @@ def not_tested(record: Record) -> list[str]:
             "Other attackers than two linear probes; fine-tuning; an attacker who knows θ.",
             "Networks, and data unlike these digits.",
         ]
+    f, settings = record.figures, record.settings
     known = [
         "Re-initialising or dropping the layers that were changed, and reading below them, undoes "
         "a defence of the last layers.",
@@ -215,11 +217,14 @@ def not_tested(record: Record) -> list[str]:
             "than features.",
             "ρ was measured on the defender's own harmful sample; another sample of the same task "
             "may reveal more.",
+            *(f"Told by the training: {note}" for note in f["details"].get("notes", [])),
             *known,
         ]
-    f, settings = record.figures, record.settings
     found = []
     for name in defended(record):
+        runs = f.get("training", {}).get(name, [])
+        told = Counter(note for run in runs for note in run["notes"])
+        found += [f"Told by {n} of {len(runs)} trainings of {name}: {t}" for t, n in told.items()]
         rows = {attack: models.get(name, {}) for attack, models in f["attacks"].items()}
         kept = {a: row.get("residual_advantage", {}).get("mean", 0) for a, row in rows.items()}
         broken = sorted((a for a in kept if kept[a] >= BREAKS), key=lambda a: -kept[a])

@@ -6,8 +6,6 @@ Used to pre-train, to immunize, on one device or many. It logs and reports; it d
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import math
 import time
 import warnings
@@ -21,6 +19,7 @@ from torch import nn
 from immunis import checkpoints
 from immunis.errors import NumericalError, SettingsError
 from immunis.features import Cut, state_digest
+from immunis.files import make_folder
 from immunis.journal import Journal
 from immunis.judge import doubts
 from immunis.objectives.base import Objective
@@ -102,7 +101,7 @@ def fit(
         raise SettingsError("resume goes on from a folder; give folder= too.")
     run = Run(cut, objective, primary, harmful, training, hardware or Hardware(), seed)
     judge = objective.judge if harmful is not None else "primary"
-    path = None if folder is None else Path(folder)
+    path = None if folder is None else make_folder(folder)
     fingerprint = _fingerprint(cut, primary, harmful, training, seed, identity)
     journal = Journal(run, path, fingerprint, judge)
     journal.begin(resume)
@@ -111,27 +110,29 @@ def fit(
 
     stride = math.ceil(run.steps / training.evaluate)
     end = run.steps if journal.patient else journal.step
-    for step, batch, other in run.batches(journal.step, end):
-        try:
-            values = run.gradients(step, batch, other)
-        except NumericalError as error:
-            raise journal.diverged(step, str(error)) from None
-        if bad := run.unsound(values):
-            terms = [name for name in bad if name != "gradient"] or ["the gradient"]
-            raise journal.diverged(step, f"{' and '.join(terms)} is not finite")
-        run.optimizer.step()
-        tracker.log(step, values)
-        done = step + 1
-        progress("training", done / run.steps)
-        if done % stride and done < run.steps:
-            journal.keep_by_clock(done)
-            continue
-        figures = journal.evaluate(done)
-        tracker.log(step, {f"held out/{name}": value for name, value in figures.items()})
-        if not journal.patient:
-            break
-    tracker.close()
-    run.tapped.close()
+    try:
+        for step, batch, other in run.batches(journal.step, end):
+            try:
+                values = run.gradients(step, batch, other)
+            except NumericalError as error:
+                raise journal.diverged(step, str(error)) from None
+            if bad := run.unsound(values):
+                terms = [name for name in bad if name != "gradient"] or ["the gradient"]
+                raise journal.diverged(step, f"{' and '.join(terms)} is not finite")
+            run.optimizer.step()
+            tracker.log(step, values)
+            done = step + 1
+            progress("training", done / run.steps)
+            if done % stride and done < run.steps:
+                journal.keep_by_clock(done)
+                continue
+            figures = journal.evaluate(done)
+            tracker.log(step, {f"held out/{name}": value for name, value in figures.items()})
+            if not journal.patient:
+                break
+    finally:
+        tracker.close()
+        run.tapped.close()
 
     history, best, notes = journal.history, journal.best, run.notes
     if best["model"] is None:
@@ -156,10 +157,15 @@ def fit(
 
 def _fingerprint(
     cut: Cut, primary: Task, harmful: Task | None, training: Training, seed: int, identity: str
-) -> str:
+) -> dict[str, str]:
     """What a checkpoint must agree with to be resumed: objective, settings, data, weights."""
-    total = hashlib.sha256(json.dumps([asdict(training), seed, identity], default=str).encode())
-    for task in (primary, harmful):
-        total.update(b"none" if task is None else task.train.identity().encode())
-    total.update(state_digest(cut.model).encode())
-    return total.hexdigest()
+    settings = {name: str(value) for name, value in asdict(training).items()}
+    settings.pop("workers")  # who decodes makes no difference
+    data = {"primary data": primary, "harmful data": harmful}
+    return {
+        "seed": str(seed),
+        "method": identity,
+        **settings,
+        **{role: "none" if t is None else t.train.identity() for role, t in data.items()},
+        "starting weights": state_digest(cut.model),
+    }

@@ -110,13 +110,17 @@ def test_an_export_keeps_the_options_a_model_was_built_with(tmp_path):
     assert torch.allclose(
         given(primary.test.first(3)), result.model(primary.test.first(3)), atol=1e-5
     )
-    recipe = {"model": {"timm": "vit_tiny_patch16_224", "options": VIT}, "data": {"size": 32}}
+    data = {"source": "images", "size": 32}  # scaled as ImageNet is, and timm's ViT is not
+    recipe = {"model": {"timm": "vit_tiny_patch16_224", "options": VIT}, "data": data}
     export(result.model, result.record.with_settings(recipe=recipe), tmp_path)
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     x = primary.test.first(3)
     assert torch.allclose(again(x), result.model(x), atol=1e-5)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["pretrained_cfg"]["input_size"] == [3, 32, 32]
+    shown = timm.data.resolve_model_data_config(again)
+    assert list(shown["input_size"]) == [3, 32, 32] and shown["crop_pct"] == 1.0
+    assert list(shown["mean"]) == [0.485, 0.456, 0.406]
+    assert list(shown["std"]) == [0.229, 0.224, 0.225]
+    assert "resized to 32 pixels" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

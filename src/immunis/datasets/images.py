@@ -12,8 +12,9 @@ from torch.utils.data import Dataset, Subset
 
 from immunis.datasets.common import Tasks, data_folder
 from immunis.datasets.layouts import labels_of, read_images
-from immunis.datasets.pictures import Images, Scaling, load
+from immunis.datasets.pictures import SIZE, Images, Scaling, load
 from immunis.errors import SettingsError
+from immunis.splits import Corrupt
 from immunis.tasks import Task
 
 
@@ -21,7 +22,7 @@ def images(
     primary: str,
     harmful: str,
     transfer: str | None = None,
-    size: int = 224,
+    size: int = SIZE,
     memory: bool = False,
     scaling: Scaling = "imagenet",
     cache: bool = False,
@@ -106,12 +107,17 @@ def _in_order(source: Dataset, name: str) -> Images:
 
 
 def _distinct(train: Images, test: Images, name: str) -> Images:
-    """Training images without those that repeat, or that the test split holds too."""
+    """Training images without those that repeat, or that the test split holds too.
+
+    Files that cannot be read are no copies of one another: each is left, to be counted.
+    """
     seen = {item.key() for item in test.items}
-    items = []
-    for item in train.items:
+    items, corrupt = [], dict[bytes, bool]()
+    for row, item in enumerate(train.items):
         key = item.key()
-        if key not in seen:
+        if key in seen and key not in corrupt:
+            corrupt[key] = isinstance(train.pixels(row), Corrupt)
+        if key not in seen or corrupt[key]:
             items.append(item)
             seen.add(key)
     dropped = len(train) - len(items)

@@ -7,7 +7,7 @@ import io
 import os
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ SCALINGS = {  # mean and deviation of each channel, as timm's models were traine
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     "inception": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
+SIZE = 224  # of images, unless said otherwise
 MOST_PIXELS = 1 << 26
 CHUNK = 64  # images scaled at once: small ones stay in a processor's cache
 DECODING = 1  # raised whenever ``decode`` makes other pixels of the same image
@@ -156,7 +157,8 @@ class Images(Dataset):
         try:
             found = decode(item.content(), self.size)
         except Exception as error:  # a decoder meets arbitrary bytes: any failure is the file's
-            return Corrupt(item.name, f"{type(error).__name__}: {error}")
+            said = str(error).partition(" <")[0]  # without the address of a buffer
+            return Corrupt(item.name, f"{type(error).__name__}: {said}")
         if self.cache is not None:
             self.cache.write(item.name, found)
         return found
@@ -177,6 +179,17 @@ def decode(content: bytes, size: int) -> Tensor:
         box = (left, top, left + side, top + side)
         picture = picture.resize((size, size), Image.Resampling.BICUBIC, box)
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def shown(data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How a recipe's images are shown, in timm's words; None for data of another kind."""
+    if data.get("source") != "images":
+        return None
+    size, (mean, std) = data.get("size", SIZE), SCALINGS[data.get("scaling", "imagenet")]
+    return {
+        "input_size": [3, size, size], "mean": list(mean), "std": list(std),
+        "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center",
+    }  # fmt: skip
 
 
 def normalised(image: Tensor, scaling: Scaling = "imagenet") -> Tensor:

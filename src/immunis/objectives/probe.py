@@ -154,15 +154,15 @@ def objective(settings: Settings, cut: Cut) -> Objective:
             found["hold"] = shrunk(view)
         return found
 
-    attacked = settings.attacker_steps > 0
+    attacked, lift = settings.attacker_steps > 0, settings.lift > 0
+    asked = {  # which of ρ's terms there are
+        "rho": True, "rho_attacked": attacked, "rho_lifted": lift,
+        "rho_even": settings.even, "rho_even_lifted": settings.even and lift,
+    }  # fmt: skip
     return Objective(
         terms,
         {
-            "rho": settings.weight,
-            "rho_attacked": settings.weight,
-            "rho_lifted": settings.weight,
-            "rho_even": settings.weight,
-            "rho_even_lifted": settings.weight,
+            **{name: settings.weight for name, there in asked.items() if there},
             "near": settings.near,
             "collapse": settings.collapse,
             "distillation": settings.distillation,
