@@ -115,6 +115,11 @@ def reached_table() -> Table:
     def kept(figures: dict, attack: str, model: str) -> float:
         return figures["attacks"][attack][model]["residual_advantage"]["mean"]
 
+    def lost(run: dict) -> float:
+        """How far the held-out primary score of the weights taken is from the original's."""
+        taken = next(row for row in run["history"] if row["step"] == run["best_step"])
+        return taken["primary"] - run["history"][0]["primary"]
+
     rows = []
     for pair, name in PAIRS.items():
         end = "held" if "ResNet" in pair else "recall"
@@ -122,6 +127,7 @@ def reached_table() -> Table:
         before, after = (figures["models"][model] for model in ("original", shipped))
         gains = [100 * (seed["primary"] - before["primary"]) for seed in after["variants"]]
         gain, ratios = statistics.mean(gains), [seed["rir"] for seed in after["variants"]]
+        held = [100 * lost(run) for run in figures.get("training", {}).get(shipped, [])]
         linear = {attack: kept(figures, attack, shipped) for attack in LINEAR}
         worst = max(linear, key=lambda attack: linear[attack])
         others = [kept(figures, attack, shipped) for attack in ("mlp", "knn")]
@@ -131,6 +137,12 @@ def reached_table() -> Table:
             [
                 pair,
                 cell(f"{gain:+.2f} ({min(gains):+.2f})", gain < -LOSS),
+                cell(
+                    f"{statistics.mean(held):+.2f} ({min(held):+.2f})",
+                    statistics.mean(held) < -LOSS,
+                )
+                if held
+                else "–",
                 cell(f"{worst} {linear[worst]:.2f}", True) if linear[worst] > 0 else "nothing",
                 *(cell(f"{share:.2f}", share > KEPT) for share in others),
                 cell(
@@ -140,7 +152,7 @@ def reached_table() -> Table:
                 *tuned,
             ]
         )
-    heads = "primary, points", "linear probes keep", "two-layer", "neighbours", "RIR"
+    heads = "primary, points", "held out", "linear probes keep", "two-layer", "neighbours", "RIR"
     return Table("reached", ["pair", *heads, *TUNING], rows)
 
 
