@@ -13,24 +13,22 @@ import re
 import statistics
 from pathlib import Path
 
+from doctables import (
+    bench_table,
+    brief_table,
+    carry_over_table,
+    load_table,
+    step_table,
+    time_table,
+)
+
 from immunis import figures
 from immunis.files import write_bytes, write_text
 from immunis.formats import Table, number
 from immunis.records import Record
 from immunis.reproduce import figures as reproduced
 from immunis.reproduce import tables as again
-from immunis.tables import (
-    audit_table,
-    bench_table,
-    brief_table,
-    carry_over_table,
-    demo_table,
-    load_table,
-    models_table,
-    step_table,
-    time_table,
-    worst_case_table,
-)
+from immunis.tables import audit_table, demo_table, models_table, worst_case_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

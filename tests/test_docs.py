@@ -1,9 +1,10 @@
 """What the docs show is what the records hold."""
 
 import ast
-import importlib.util
+import importlib
 import io
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,8 @@ import doc_code
 from immunis.records import Record
 
 ROOT = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
-build = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(build)
+sys.path.insert(0, str(ROOT / "docs"))
+build = importlib.import_module("build")
 
 
 @pytest.mark.parametrize("path", build.PAGES, ids=lambda p: p.name)
