@@ -15,14 +15,14 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from deep import small_net, tasks
-from immunis import SettingsError
+from immunis import InputError, SettingsError, Task
 from immunis.features import cut
 from immunis.lifting import even, fourier, white
 from immunis.methods import get_method
 from immunis.neighbours import nu
 from immunis.objectives.probe import shrunk, total_variance
 from immunis.plan import Hardware, Training
-from immunis.processes import joined, leave
+from immunis.processes import joined, leave, world
 from immunis.readable import recalled, rho
 from immunis.regularizers import feature_hessian, r_ill, r_well
 from immunis.training import fit
@@ -152,6 +152,44 @@ def test_two_processes_train_as_one(tmp_path, name, settings):
     assert list(one) == list(two)
     for key in one:
         assert torch.allclose(one[key].float(), two[key].float(), atol=2e-5), key
+
+
+def _train_as_started(rank, port, folder):
+    _start(rank, port)
+    result = _run(Hardware())
+    torch.save((world(), result.model.state_dict()), f"{folder}/model{rank}.pt")
+
+
+def test_torchrun_says_how_many_processes_there_are(tmp_path):
+    _spawn(_train_as_started, str(tmp_path))
+    one = _run(Hardware()).model.state_dict()
+    for number in (0, 1):
+        count, two = torch.load(tmp_path / f"model{number}.pt", weights_only=True)
+        assert count == 2
+        assert all(torch.allclose(one[key], two[key], atol=2e-5) for key in one)
+
+
+def _train_on_other_data(rank, port, folder):
+    _start(rank, port)
+    primary, harmful = tasks()
+    x, y = harmful.train.tensors()
+    if rank == 1:
+        harmful = Task((x[y != 2], y[y != 2]), name="harmful")  # lacks a class
+    whole = cut(small_net(), primary.train.first(2), 4)
+    method = get_method("probe")
+    objective = method.objective(method.configure({}, network=True), whole)
+    try:
+        fit(whole, objective, primary, harmful, Training(steps=2, evaluate=1))
+    except InputError as error:
+        Path(folder, f"said{rank}").write_text(str(error))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_processes_with_other_data_are_refused(tmp_path):
+    _spawn(_train_on_other_data, str(tmp_path))
+    for number in (0, 1):
+        said = (tmp_path / f"said{number}").read_text()
+        assert "differ in: classes of harmful, harmful data" in said
 
 
 def test_a_script_started_by_fabric_run_takes_its_settings(tmp_path):

@@ -265,6 +265,41 @@ class TestCorruptImages:
         assert "pixels" in found.reason
 
 
+def test_sixteen_bits_become_eight_and_thirty_two_are_refused(tmp_path):
+    place = tmp_path / "train" / "deep"
+    place.mkdir(parents=True)
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(ramp).save(place / "a.png")
+    Image.fromarray(ramp.astype(np.float32)).save(place / "b.tiff")
+    found = read_images(tmp_path, "train", 16)
+    assert torch.equal(found.pixels(0)[0].flatten(), torch.arange(256, dtype=torch.uint8))
+    assert "32 bits" in found[1].reason
+
+
+def test_nested_images_are_read_and_classes_without_any_are_told(tmp_path):
+    write_folders(tmp_path, "train", classes=2, each=2)
+    deep = tmp_path / "train" / "class1" / "more"
+    deep.mkdir()
+    (deep / "x.tif").write_bytes(picture(kind="TIFF"))
+    (tmp_path / "train" / "hollow").mkdir()
+    with pytest.warns(UserWarning, match=r"class 'hollow' holds no images \(1 such of 3\)"):
+        found = read_images(tmp_path, "train", 16)
+    assert [item.label for item in found.items] == [0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_class_of_one_image_is_known_to_the_attacker_too(tmp_path, memory):
+    for split in ("train", "val"):
+        write_folders(tmp_path / "own", split, each=6)
+        write_folders(tmp_path / "harm", split, each=6)
+    for index in range(1, 6):
+        (tmp_path / "harm" / "train" / "class2" / f"{index}.png").unlink()
+    found = images("own", "harm", size=16, memory=memory, folder=str(tmp_path))
+    assert found.attacker.outputs == found.harmful.outputs == 3
+    with pytest.raises(SettingsError, match="both 'own'"):
+        images("own", "own", size=16, folder=str(tmp_path))
+
+
 class TestBadLayouts:
     def test_an_empty_folder(self, tmp_path):
         with pytest.raises(InputError, match="holds no train images"):

@@ -875,6 +875,18 @@ def test_data_may_come_as_dataset_or_loader_with_the_same_result():
         assert states_equal(straight.model.state_dict(), again.model.state_dict())
 
 
+def test_a_loaders_sampler_says_which_rows_there_are():
+    x, y = tasks()[1].train.tensors()
+    data = torch.utils.data.TensorDataset(x, y)
+    mine = torch.utils.data.SubsetRandomSampler(range(60))
+    rows = Task(DataLoader(data, sampler=mine), name="h").train.dataset()[0]
+    assert sorted(float(row[0].sum()) for row in rows) == sorted(x[:60].sum((1, 2, 3)).tolist())
+    assert len(Task(DataLoader(data, shuffle=True), name="h").train.dataset()[0]) == len(x)
+    weighted = torch.utils.data.WeightedRandomSampler(torch.ones(len(x)), 50)
+    with pytest.raises(InputError, match=r"cannot follow a WeightedRandomSampler.*Subset"):
+        Task(DataLoader(data, sampler=weighted), name="h").train.dataset()
+
+
 def test_iterable_data_is_refused():
     class Flow(torch.utils.data.IterableDataset):
         def __iter__(self):

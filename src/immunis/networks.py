@@ -45,7 +45,8 @@ def named_network(
         name: the model's name; for transformers a folder or hub name of a sequence
             classifier.
         classes: number of primary classes, the width of the head.
-        pretrained: fetch the library's weights of that name (needs a network).
+        pretrained: fetch the library's weights of that name (needs a network), unless there are
+            ``weights``.
         weights: a local file instead: safetensors, or a PyTorch state dict, which is read
             without unpickling objects.
         options: further keywords for the library.
@@ -55,7 +56,7 @@ def named_network(
         SettingsError: where the library is missing or does not know the name.
         InputError: where weights do not fit.
     """
-    more = dict(options or {})
+    more, pretrained = dict(options or {}), pretrained and weights is None
     _check_options(library, more)
     with _weights_only(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -156,13 +157,24 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
             raise InputError(f"cannot read weights {path}: no such file.") from error
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
             raise InputError(f"weights {path} cannot be read: {str(error)[:200]}") from error
-        state = state.get("state_dict", state) if isinstance(state, dict) else state
+    state = _unwrapped(state)
     try:
         _check_values(model, state, path)
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"weights {path} are of another model: {reason}") from error
+
+
+def _unwrapped(state: Any) -> Any:
+    """A state dict out of what training scripts keep around it, and without their prefixes."""
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    for prefix in ("module.", "_orig_mod."):
+        if isinstance(state, dict) and all(str(name).startswith(prefix) for name in state):
+            state = {str(name).removeprefix(prefix): value for name, value in state.items()}
+    return state
 
 
 def _check_values(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_type_hints
 
 import torch
@@ -154,13 +154,13 @@ class Hardware:
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: need >= 1")
 
     def as_launched(self) -> Hardware:
-        """These settings, but for those that ``fabric run`` was given, where it started us.
+        """These settings, but for what ``fabric run`` or ``torchrun`` was given, if it started us.
 
         Raises:
             SettingsError: for a number of devices that is none.
         """
         if not int(os.environ.get(CLI_USED, "0")):
-            return self
+            return self._under_torchrun()
         found = {own: os.environ[name] for name, own in CLI.items() if name in os.environ}
         if found.get("device") == "gpu":
             found["device"] = "cuda"
@@ -170,6 +170,15 @@ class Hardware:
         return hardware_of(
             {**asdict(self), **{k: int(v) if k in numbers else v for k, v in found.items()}}
         )
+
+    def _under_torchrun(self) -> Hardware:
+        """These settings with torchrun's number of processes, if it started us."""
+        count = int(os.environ.get("WORLD_SIZE", "1"))
+        if "TORCHELASTIC_RUN_ID" not in os.environ or count == 1:
+            return self
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        strategy = "ddp" if self.strategy == "auto" else self.strategy
+        return replace(self, devices=here, nodes=count // here, strategy=strategy)
 
     def fabric(self) -> Any:
         """Start Lightning Fabric, with these settings and no others.

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,15 @@ def leave() -> None:
     _over.set()
     for thread in _watchers():
         thread.join()
+
+
+def apart(values: Mapping[str, Any]) -> list[str]:
+    """Names of values that are not the same on every process."""
+    if world() == 1:
+        return []
+    found: list[Any] = [None] * world()
+    dist.all_gather_object(found, dict(values))
+    return sorted({k for one in found for k in {*one, *found[0]} if one.get(k) != found[0].get(k)})
 
 
 def summed(values: Tensor) -> Tensor:

@@ -18,7 +18,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from immunis.errors import InputError
 
@@ -130,7 +140,7 @@ class Split:
                 "num_workers": source.num_workers,
                 "worker_init_fn": source.worker_init_fn,
             }
-            source = source.dataset
+            source = self._sampled(source)
         if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
             raise InputError(
                 f"{self.where}: training draws samples in an order of its own, so it needs a "
@@ -138,6 +148,21 @@ class Split:
             )
         assert source is not None
         return source, options
+
+    def _sampled(self, loader: DataLoader) -> Dataset:
+        """The rows that a loader's sampler draws from; training draws them in its own order."""
+        sampler, data = loader.sampler, loader.dataset
+        plain = type(loader.batch_sampler) in (BatchSampler, type(None))
+        if plain and type(sampler) is SubsetRandomSampler:
+            return Subset(data, sorted(set(sampler.indices)))
+        once = type(sampler) is RandomSampler and not sampler.replacement
+        if plain and (type(sampler) is SequentialSampler or once or not hasattr(data, "__len__")):
+            return data
+        kind = type(sampler if plain else loader.batch_sampler).__name__
+        raise InputError(
+            f"{self.where}: training draws samples in an order of its own and cannot follow a "
+            f"{kind}. Give a DataLoader of Subset(dataset, rows) with the rows it may draw."
+        )
 
     def checked(self, batches: Iterable[Any]) -> Iterator[Batch | None]:
         """Check what a loader yields, batch by batch; skip and count unreadable samples.

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from immunis import checkpoints
-from immunis.errors import NumericalError, SettingsError
+from immunis.errors import InputError, NumericalError, SettingsError
 from immunis.features import Cut, state_digest
 from immunis.files import make_folder
 from immunis.journal import Journal
@@ -25,7 +25,7 @@ from immunis.judge import doubts
 from immunis.objectives.base import Objective
 from immunis.plan import Hardware, Training
 from immunis.prepare import plain
-from immunis.processes import rank, together
+from immunis.processes import apart, rank, together
 from immunis.runs import Run
 from immunis.tasks import Task
 from immunis.tracking import Tracker
@@ -103,6 +103,12 @@ def fit(
     judge = objective.judge if harmful is not None else "primary"
     path = None if folder is None else make_folder(folder)
     fingerprint = _fingerprint(cut, primary, harmful, training, seed, identity)
+    counts = {f"classes of {task.name}": task.outputs for task in run.tasks}
+    if differ := apart({**fingerprint, **counts}):
+        raise InputError(
+            f"the processes of this run differ in: {', '.join(differ)}. Give all of them the same "
+            "model, settings and data; each takes its own share of the rows."
+        )
     journal = Journal(run, path, fingerprint, judge)
     journal.begin(resume)
     writes = rank() == 0

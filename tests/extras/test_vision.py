@@ -14,7 +14,7 @@ pytest.importorskip("timm")
 
 from deep import image_task
 from immunis import InputError, SettingsError, audit, immunize
-from immunis.datasets import read_images
+from immunis.datasets import images, read_images
 from immunis.export import config, export, weights
 from immunis.features import cut
 from immunis.lineup import defended, original
@@ -167,13 +167,35 @@ def test_unknown_models_are_refused():
 
 
 def test_timm_datasets_are_read(tmp_path):
-    write_folders(tmp_path, "train")
-    write_folders(tmp_path, "validation")
-    data = read_images("timm:", "train", 16, root=tmp_path)
+    for name in ("own", "harm"):
+        write_folders(tmp_path / name, "train")
+        write_folders(tmp_path / name, "test", each=2)
+    data = read_images(f"timm:{tmp_path}/own", "train", 16)
     assert len(data) == 12
     assert data[0][0].shape == (3, 16, 16)
-    with pytest.raises(InputError, match="timm cannot read"):
-        read_images("timm:", "train", 16, root=tmp_path / "nowhere")
+    found = images("timm:own", "timm:harm", size=16, folder=str(tmp_path))
+    sizes = [len(split.dataset()[0]) for split in (found.primary.train, found.primary.test)]
+    assert sizes == [12, 6]  # of one folder, and one split
+    with pytest.raises(InputError, match="does not exist"):
+        read_images(f"timm:{tmp_path}/nowhere", "train", 16)
+    (tmp_path / "own" / "test").rename(tmp_path / "own" / "other")
+    with pytest.raises(InputError, match="holds no folder test or val"):
+        read_images(f"timm:{tmp_path}/own", "test", 16)
+
+
+def test_weights_are_read_out_of_what_training_scripts_keep(tmp_path):
+    model = resnet()
+    around = {
+        "plain": model.state_dict(),
+        "lightning": {"state_dict": model.state_dict(), "epoch": 3},
+        "parallel": {"model": {f"module.{k}": v for k, v in model.state_dict().items()}},
+    }
+    for name, state in around.items():
+        torch.save(state, tmp_path / f"{name}.pth")
+        again = named_network(
+            "timm", "resnet10t", 4, pretrained=True, weights=tmp_path / f"{name}.pth", seed=9
+        )  # a file of one's own: nothing is fetched
+        assert torch.equal(again.fc.weight, model.fc.weight)
 
 
 @pytest.fixture(scope="module")

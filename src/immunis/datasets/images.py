@@ -41,18 +41,18 @@ def images(
     """
     if size < 8:
         raise SettingsError(f"size={size}: need at least 8 pixels.")
+    if primary == harmful:
+        raise SettingsError(f"primary and harmful are both {primary!r}; expected two data sets.")
     if decode not in ("cpu", "device"):
         raise SettingsError(f"decode={decode!r}: expected 'cpu' or 'device'.")
     if decode == "device" and (memory or cache):
         raise SettingsError("decode = 'device' is for images that neither memory nor cache keeps.")
 
     def parts(name: str, distinct: bool) -> tuple[Any, Any, list[int]]:
-        timm = name.startswith("timm:")
-        where = name if timm else data_folder(name, folder)
-        root = data_folder(".", folder) if timm else "."
-        train = read_images(where, "train", size, None, scaling, root)
-        classes = getattr(train, "classes", None)
-        test = read_images(where, "test", size, classes, scaling, root)
+        reader, bare = ("timm:", name[5:]) if name.startswith("timm:") else ("", name)
+        where = f"{reader}{data_folder(bare, folder)}"
+        train = read_images(where, "train", size, None, scaling)
+        test = read_images(where, "test", size, getattr(train, "classes", None), scaling)
         if cache:
             place = os.environ.get("IMMUNIS_CACHE") or Path.home() / ".cache" / "immunis" / "pixels"
             both = [_images(part, name, "cache = true") for part in (train, test)]
@@ -68,10 +68,9 @@ def images(
         return train, test, labels
 
     def task(train: Any, test: Any, name: str, labels: Sequence[int]) -> Task:
-        if memory:
-            loaded = [load(p, f"{name} {w}") for p, w in ((train, "train"), (test, "test"))]
-            return Task(loaded[0], loaded[1], name)
         classes = len(set(labels)) if set(labels) == set(range(len(set(labels)))) else None
+        if memory:
+            train, test = load(train, f"{name} train"), load(test, f"{name} test")
         return Task(train, test, name, classes=classes)
 
     train, test, labels = parts(primary, False)

@@ -1,7 +1,7 @@
 """Images from folders, Hugging Face parquet, Stanford Cars' devkit, or timm's readers.
 
 Which it is shows in the folder: ``train.parquet`` (or ``data/train-*.parquet``), a devkit
-beside ``cars_train``, or ``train/CLASS/*.jpg`` as ImageNet and Country211 have it. A name
+beside ``cars_train``, or ``train/CLASS/*.jpg`` as ImageNet and Country211 have it. A folder
 ``timm:NAME`` goes to ``timm.create_dataset``. Test data is called test, val, valid or
 validation.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from immunis.datasets.common import check_unpacked
 from immunis.datasets.pictures import Images, Item, Scaling, decode, normalised
 from immunis.errors import InputError, SettingsError
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"}
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
 ROW = 256  # bytes that a row takes in memory beside its image
 PACKED, MOST_MAT = 15, 1 << 26  # bytes of Stanford Cars' annotations, unpacked
 TEST_NAMES = ("test", "val", "valid", "validation")
@@ -36,22 +37,22 @@ def read_images(
     size: int,
     classes: Sequence[str] | None = None,
     scaling: Scaling = "imagenet",
-    root: str | Path = ".",
 ) -> Dataset:
     """Read one split (``"train"`` or ``"test"``) of a data set in any of the known layouts.
 
-    ``classes`` are those of the training split, so that the test split numbers them alike;
-    ``root`` is where timm looks for data.
+    ``classes`` are those of the training split, so that the test split numbers them alike.
 
     Raises:
         InputError: where the folder holds none of them, or lacks a column or file.
     """
+    reader, base = "", Path(folder)
     if str(folder).startswith("timm:"):
-        return _timm(str(folder).removeprefix("timm:"), split, size, scaling, root)
-    base = Path(folder)
+        reader, base = "timm", Path(str(folder).removeprefix("timm:"))
     if not base.is_dir():
         raise InputError(f"image folder {base} does not exist.")
     names = TEST_NAMES if split == "test" else (split,)
+    if reader:
+        return _timm(base, names, size, classes, scaling)
     for name in names:
         files = sorted(base.glob(f"{name}.parquet")) or sorted(base.glob(f"data/{name}-*.parquet"))
         if files:
@@ -76,9 +77,15 @@ def _folders(base: Path, classes: Sequence[str] | None) -> tuple[list[Item], Seq
     items = [
         Item(path, label, str(path))
         for label, name in enumerate(classes)
-        for path in sorted((base / name).glob("*"))
+        for path in sorted((base / name).rglob("*"))
         if path.suffix.lower() in SUFFIXES
     ]
+    empty = sorted({*classes} - {classes[item.label] for item in items}) if items else []
+    if empty and classes is found:
+        warnings.warn(
+            f"{base}: class {empty[0]!r} holds no images ({len(empty)} such of {len(found)}).",
+            stacklevel=4,
+        )
     if not items:
         raise InputError(f"{base} holds no images in class folders ({', '.join(SUFFIXES)}).")
     return items, classes
@@ -152,6 +159,10 @@ def _cars(base: Path, split: str) -> list[Item]:
     except Exception as error:  # scipy's readers raise what they like on foreign bytes
         raise InputError(f"{found[0]} is not Stanford Cars' annotation file: {error}.") from error
     folder = base / f"cars_{split}"
+    if (folder / folder.name).is_dir():  # as Kaggle packs it
+        folder = folder / folder.name
+    if not folder.is_dir():
+        raise InputError(f"{folder} does not exist: {found[0]} names the images in it.")
     for name, _ in named:
         if Path(name).name != name:
             raise InputError(f"{found[0]}: {name!r} is no plain file name.")
@@ -174,7 +185,10 @@ def _check_mat(path: Path) -> None:
         raise InputError(f"{path} holds more than {MOST_MAT:,} bytes; no such devkit does.")
 
 
-def _timm(name: str, split: str, size: int, scaling: Scaling, root: str | Path) -> Dataset:
+def _timm(
+    base: Path, names: Sequence[str], size: int, classes: Sequence[str] | None, scaling: Scaling
+) -> Dataset:
+    """A folder as timm's own reader sees it."""
     try:
         from timm.data import create_dataset
     except ImportError as error:
@@ -185,12 +199,17 @@ def _timm(name: str, split: str, size: int, scaling: Scaling, root: str | Path) 
         picture.convert("RGB").save(buffer, "PNG")
         return normalised(decode(buffer.getvalue(), size), scaling)
 
-    where = "validation" if split == "test" else "train"
+    there = [name for name in names if (base / name).is_dir()]
+    if not there:  # timm would read all of the folder
+        raise InputError(f"{base} holds no folder {' or '.join(names)} for timm to read.")
     try:
-        data = create_dataset(name, root=str(root), split=where, transform=transform)
+        data: Any = create_dataset("", root=str(base), split=there[0], transform=transform)
     except Exception as error:  # timm's readers raise what they like
-        raise InputError(f"timm cannot read {name!r} ({where}) in {root}: {error}") from error
+        raise InputError(f"timm cannot read {base / there[0]}: {error}") from error
     labels_of(data)
+    data.classes = sorted(data.reader.class_to_idx, key=data.reader.class_to_idx.get)
+    if classes is not None and list(classes) != data.classes:
+        raise InputError(f"{base}: classes of {there[0]} are not those of the training images.")
     return data
 
 

@@ -29,9 +29,9 @@ SCALINGS = {  # mean and deviation of each channel, as timm's models were traine
     "inception": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 SIZE = 224  # of images, unless said otherwise
-MOST_PIXELS = 1 << 26
+MOST_PIXELS, SIXTEEN = 1 << 26, (1 << 16) - 1
 CHUNK = 64  # images scaled at once: small ones stay in a processor's cache
-DECODING = 1  # raised whenever ``decode`` makes other pixels of the same image
+DECODING = 2  # raised whenever ``decode`` makes other pixels of the same image
 LARGE = 1 << 14  # bytes of an encoded image from which on threads help to decode it
 
 
@@ -172,13 +172,29 @@ def decode(content: bytes, size: int) -> Tensor:
         if image.width * image.height > MOST_PIXELS:
             raise InputError(f"{image.width}×{image.height} pixels; at most {MOST_PIXELS}")
         image.draft("RGB", (size, size))  # lets JPEG decode at a smaller scale
-        picture = image.convert("RGB")
+        picture = _eight_bits(image).convert("RGB")
     if picture.size != (size, size):  # only the centre square is resized: the rest costs time
         side = min(picture.size)
         left, top = ((length - side) / 2 for length in picture.size)
         box = (left, top, left + side, top + side)
         picture = picture.resize((size, size), Image.Resampling.BICUBIC, box)
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def _eight_bits(image: Any) -> Any:
+    """An image of 16 bits a pixel as one of 8; Pillow would cut off at 255.
+
+    Raises:
+        InputError: for 32 bits, of which nobody says where white is.
+    """
+    from PIL import Image
+
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > SIXTEEN:
+        raise InputError(f"pixels of 32 bits ({image.mode}); expected 8 or 16")
+    return Image.fromarray((values // 257).astype(np.uint8))
 
 
 def shown(data: Mapping[str, Any]) -> dict[str, Any] | None:
