@@ -159,13 +159,13 @@ def _cars(base: Path, split: str) -> list[Item]:
     except Exception as error:  # scipy's readers raise what they like on foreign bytes
         raise InputError(f"{found[0]} is not Stanford Cars' annotation file: {error}.") from error
     folder = base / f"cars_{split}"
+    for name, _ in named:
+        if Path(name).name != name:
+            raise InputError(f"{found[0]}: {name!r} is no plain file name.")
     if (folder / folder.name).is_dir():  # as Kaggle packs it
         folder = folder / folder.name
     if not folder.is_dir():
         raise InputError(f"{folder} does not exist: {found[0]} names the images in it.")
-    for name, _ in named:
-        if Path(name).name != name:
-            raise InputError(f"{found[0]}: {name!r} is no plain file name.")
     return [Item(folder / name, label - 1, str(folder / name)) for name, label in named]
 
 
