@@ -392,3 +392,11 @@ def test_the_installed_command_works(tmp_path):
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: unknown list 'nothing'")
+
+
+def test_one_process_of_a_run_warns_for_all(capsys, monkeypatch):
+    console.show_warning("few rows", UserWarning)
+    assert "warning: few rows" in capsys.readouterr().err
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    console.show_warning("few rows", UserWarning)
+    assert not capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import shutil
 import warnings
 
 import numpy as np
@@ -274,6 +275,15 @@ def test_sixteen_bits_become_eight_and_thirty_two_are_refused(tmp_path):
     found = read_images(tmp_path, "train", 16)
     assert torch.equal(found.pixels(0)[0].flatten(), torch.arange(256, dtype=torch.uint8))
     assert "32 bits" in found[1].reason
+
+
+def test_training_images_that_are_all_test_images_are_refused(tmp_path):
+    for split in ("train", "val"):
+        write_folders(tmp_path / "own", split)
+    write_folders(tmp_path / "harm", "train")
+    shutil.copytree(tmp_path / "harm" / "train", tmp_path / "harm" / "val")
+    with pytest.raises(InputError, match="every training image is also a test image"):
+        images("own", "harm", size=16, folder=str(tmp_path))
 
 
 def test_nested_images_are_read_and_classes_without_any_are_told(tmp_path):

@@ -36,7 +36,7 @@ from immunis.objectives.probe import moved, shrunk, total_variance
 from immunis.plan import Hardware, Training
 from immunis.readable import recalled, rho
 from immunis.runs import Run
-from immunis.splits import Corrupt
+from immunis.splits import Corrupt, collate
 from immunis.streams import Stream, held_out
 from immunis.training import fit
 
@@ -885,6 +885,13 @@ def test_a_loaders_sampler_says_which_rows_there_are():
     weighted = torch.utils.data.WeightedRandomSampler(torch.ones(len(x)), 50)
     with pytest.raises(InputError, match=r"cannot follow a WeightedRandomSampler.*Subset"):
         Task(DataLoader(data, sampler=weighted), name="h").train.dataset()
+
+
+@pytest.mark.parametrize("wrong", [None, (torch.zeros(3, 9, 9), 0)])
+def test_samples_that_make_no_batch_are_told(wrong):
+    good = (torch.zeros(3, 8, 8), 1)
+    with pytest.raises(InputError, match="cannot be joined to a batch.*of one shape"):
+        collate([good, wrong])
 
 
 def test_iterable_data_is_refused():

@@ -141,6 +141,8 @@ def where(*paths: Path) -> None:
 
 
 def show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:
-    """Stand in for ``warnings.showwarning``: one line, no source."""
-    if not manner.quiet:
+    """Stand in for ``warnings.showwarning``: one line, no source, by one process of a run."""
+    from immunis.processes import first
+
+    if not manner.quiet and first():
         say(f"warning: {message}", "yellow")

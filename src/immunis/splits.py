@@ -52,10 +52,20 @@ class Corrupt:
 
 
 def collate(items: list[Any]) -> tuple[Any, list[Corrupt]]:
-    """Join the readable items of a batch, and list the others; None where all are corrupt."""
+    """Join the readable items of a batch, and list the others; None where all are corrupt.
+
+    Raises:
+        InputError: for items that are no pairs, or of several shapes.
+    """
     bad = [item for item in items if isinstance(item, Corrupt)]
     good = [item for item in items if not isinstance(item, Corrupt)]
-    return (default_collate(good) if good else None), bad
+    try:
+        return (default_collate(good) if good else None), bad
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise InputError(
+            f"samples cannot be joined to a batch: {str(error).splitlines()[0][:200]}. Each must "
+            "be a pair (inputs, label), with inputs of one shape."
+        ) from error
 
 
 class Split:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Subset
 from immunis.datasets.common import Tasks, data_folder
 from immunis.datasets.layouts import labels_of, read_images
 from immunis.datasets.pictures import SIZE, Images, Scaling, load
-from immunis.errors import SettingsError
+from immunis.errors import InputError, SettingsError
 from immunis.splits import Corrupt
 from immunis.tasks import Task
 
@@ -119,6 +119,8 @@ def _distinct(train: Images, test: Images, name: str) -> Images:
         if key not in seen or corrupt[key]:
             items.append(item)
             seen.add(key)
+    if not items:
+        raise InputError(f"{name}: every training image is also a test image; give other data.")
     dropped = len(train) - len(items)
     if dropped:
         warnings.warn(f"{name}: {dropped} training image(s) occur twice; dropped.", stacklevel=4)

@@ -1,6 +1,6 @@
 """Images from folders, Hugging Face parquet, Stanford Cars' devkit, or timm's readers.
 
-Which it is shows in the folder: ``train.parquet`` (or ``data/train-*.parquet``), a devkit
+Which it is shows in the folder: ``train.parquet`` (or ``[data/]train-*.parquet``), a devkit
 beside ``cars_train``, or ``train/CLASS/*.jpg`` as ImageNet and Country211 have it. A folder
 ``timm:NAME`` goes to ``timm.create_dataset``. Test data is called test, val, valid or
 validation.
@@ -54,7 +54,8 @@ def read_images(
     if reader:
         return _timm(base, names, size, classes, scaling)
     for name in names:
-        files = sorted(base.glob(f"{name}.parquet")) or sorted(base.glob(f"data/{name}-*.parquet"))
+        places = f"{name}.parquet", f"data/{name}-*.parquet", f"{name}-*.parquet"
+        files = next((f for place in places if (f := sorted(base.glob(place)))), [])
         if files:
             return Images(_parquet(files), size, scaling=scaling)
         if (base / name).is_dir():
@@ -154,7 +155,10 @@ def _cars(base: Path, split: str) -> list[Item]:
         )
     _check_mat(found[0])
     try:
-        rows = loadmat(found[0], squeeze_me=True)["annotations"]
+        content = loadmat(found[0], squeeze_me=True)
+        if "annotations" not in content:
+            raise ValueError("it has no annotations")
+        rows = content["annotations"]
         named = [(str(row["fname"]), int(row["class"])) for row in np.atleast_1d(rows)]
     except Exception as error:  # scipy's readers raise what they like on foreign bytes
         raise InputError(f"{found[0]} is not Stanford Cars' annotation file: {error}.") from error

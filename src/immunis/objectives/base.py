@@ -152,7 +152,9 @@ class Balanced:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        require(self.weight is None or 0 <= self.weight < math.inf, f"weight={self.weight}: >= 0")
+        require(
+            self.weight is None or 0 <= self.weight < math.inf, f"weight={self.weight}: need >= 0"
+        )
         require(0 <= self.multiple < math.inf, f"multiple={self.multiple}: need >= 0")
 
 
