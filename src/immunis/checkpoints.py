@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 from immunis.errors import InputError
 from immunis.files import check_stored, make_folder, write_bytes
 from immunis.processes import note_checkpoint, rank
+from immunis.settings import differing
 
 FORMAT = 5
 NAME = "checkpoint.pt"
@@ -114,8 +115,7 @@ def load(
             f"checkpoint {path} is of another model: {len(wrong)} tensors differ in name or shape, "
             f"among them {sorted(wrong)[0]}."
         )
-    if content["run"] != run:
-        apart = sorted(k for k in {*run, *content["run"]} if content["run"].get(k) != run.get(k))
+    if apart := differing(content["run"], run):
         raise InputError(
             f"checkpoint {path} is of another run, which differs in: {', '.join(apart)}. Give the "
             "same, or another folder."

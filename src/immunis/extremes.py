@@ -25,7 +25,7 @@ from immunis.errors import InputError, NumericalError
 from immunis.gram import Gram
 from immunis.scale import answer, square, unit
 from immunis.spectrum import COARSEST, relative_cutoff
-from immunis.splits import EPS64
+from immunis.values import EPS64
 
 TOLERANCE = 1e-10  # of the iterations: relative, in K at the upper end, in K⁻¹ at the lower
 REFINEMENTS = 2  # of the lower end, whose vector K⁻¹ tells less of than K needs

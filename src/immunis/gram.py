@@ -18,8 +18,9 @@ from torch import Tensor
 
 from immunis.errors import InputError, NumericalError
 from immunis.scale import answer, real, unit
-from immunis.splits import EPS64, Split, as_tensor, epsilon_of
+from immunis.splits import Split
 from immunis.tasks import Task
+from immunis.values import EPS64, as_tensor, epsilon_of
 
 CHUNK_BYTES = 1 << 25
 LARGEST_FEATURE = 1e140  # beyond this (or below its inverse) squares and their ratios leave float64

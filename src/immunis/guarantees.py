@@ -24,7 +24,7 @@ from immunis.gram import Gram
 from immunis.regularizers import ill_gap, tied
 from immunis.scale import answer, carry, unit
 from immunis.spectrum import Spectrum, eigh, quiet_spectrum
-from immunis.splits import as_tensor
+from immunis.values import as_tensor
 
 Steps = tuple[tuple[float, float], ...]
 SPAN = 1e-100  # smallest share of the largest eigenvalue whose powers fit float64

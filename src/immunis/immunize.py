@@ -29,8 +29,9 @@ from immunis.records import Record
 from immunis.scale import answer
 from immunis.settings import whole
 from immunis.solved import LinearRun
-from immunis.splits import Split, as_tensor
+from immunis.splits import Split
 from immunis.tasks import Task
+from immunis.values import as_tensor
 
 
 @dataclass(frozen=True)

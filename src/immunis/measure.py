@@ -19,8 +19,8 @@ from immunis.metrics import Extractor, as_extractor, check_pair
 from immunis.readable import rho_of_gram
 from immunis.records import Record
 from immunis.spectrum import Spectrum, quiet_spectrum
-from immunis.splits import EPS64
 from immunis.tasks import Task
+from immunis.values import EPS64
 
 RIDGE = 1e-3
 

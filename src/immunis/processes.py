@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from immunis.errors import LostProcessError
+from immunis.settings import differing
 
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")  # set by whatever starts processes
 _BROKEN = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
@@ -157,7 +158,7 @@ def apart(values: Mapping[str, Any]) -> list[str]:
         return []
     found: list[Any] = [None] * world()
     dist.all_gather_object(found, dict(values))
-    return sorted({k for one in found for k in {*one, *found[0]} if one.get(k) != found[0].get(k)})
+    return sorted({name for one in found for name in differing(found[0], one)})
 
 
 def summed(values: Tensor) -> Tensor:

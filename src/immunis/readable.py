@@ -14,7 +14,7 @@ from immunis.processes import summed, world
 from immunis.regularizers import closed_form
 from immunis.scale import answer, carry, exponent_of, real, unit
 from immunis.spectrum import eigh, relative_cutoff
-from immunis.splits import as_tensor
+from immunis.values import as_tensor
 
 
 def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor: float) -> Tensor:

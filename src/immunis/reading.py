@@ -14,8 +14,9 @@ from torch import Tensor
 from immunis.attacks.base import Data, Samples, count_flops
 from immunis.errors import InputError
 from immunis.features import Cut, state_digest
-from immunis.splits import Split, hash_rows
+from immunis.splits import Split
 from immunis.tasks import Task
+from immunis.values import hash_rows
 
 
 def samples_of(task: Task) -> Samples:

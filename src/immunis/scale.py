@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from immunis.errors import InputError, NumericalError
-from immunis.splits import as_tensor
+from immunis.values import as_tensor
 
 
 def exponent_of(peak: float | Tensor) -> int:

@@ -56,6 +56,15 @@ def check(values: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> No
             )
 
 
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Names under which two mappings hold different values, or of which one holds none.
+
+    >>> differing({"rate": 1, "steps": 2}, {"rate": 1, "seed": 0})
+    ['seed', 'steps']
+    """
+    return sorted(k for k in {*one, *other} if k not in one or k not in other or one[k] != other[k])
+
+
 def whole(value: Any, name: str, least: int = 0, most: int = 2**31 - 1) -> int:
     """Return a whole number (of Python or NumPy) as an int.
 

@@ -21,7 +21,7 @@ from immunis.errors import InputError, NumericalError, RankWarning
 from immunis.gram import Gram, gram_of
 from immunis.scale import real, square
 from immunis.settings import whole
-from immunis.splits import EPS64
+from immunis.values import EPS64
 
 REFERENCE_SHIFT = 1e-6
 LARGEST_MATRIX = 1e290  # beyond this (or below its inverse) a spectrum leaves float64's range

@@ -8,7 +8,7 @@ from collections import Counter
 from immunis.attacks import ATTACKS
 from immunis.formats import number, percent
 from immunis.records import Record
-from immunis.views import defended, leading
+from immunis.views import SCRATCH, defended, leading
 
 BREAKS = 0.5  # share of the original's help from which an attack is named as breaking a defence
 
@@ -160,20 +160,16 @@ def ratio(record: Record) -> str:
 def beside_tables(record: Record) -> str:
     """What an audit's tables leave out: their columns, controls, what κ and ρ foretold."""
     f = record.figures
-    scratch = f["controls"]["from scratch"]
+    scratch = f["controls"][SCRATCH]
     reached = percent(scratch["score"]["mean"]) if scratch["status"] == "done" else "failed"
     foretold = "; ".join(
         f"{name} {number(row['score'])} with score, {number(row['cost'])} with cost"
         for name, row in f["predictors"].items()
     )
-    known = (
-        ""
-        if f["disjoint"]["checked"]
-        else (" Not checked: whether the attacker's data is disjoint from the defender's.")
-    )
+    unchecked = " Not checked: whether the attacker's data is disjoint from the defender's."
     return (
         f"{COLUMNS} Chance: {percent(f['chance'])}%; trained from scratch: {reached}%. "
-        f"Rank correlation: {foretold}.{known}"
+        f"Rank correlation: {foretold}." + unchecked * (not f["disjoint"]["checked"])
     )
 
 

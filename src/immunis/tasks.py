@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from immunis.errors import InputError
-from immunis.splits import Split, epsilon_of
+from immunis.splits import Split
+from immunis.values import epsilon_of
 
 
 class Task:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch.utils.data import Dataset, Subset
 
 from immunis.datasets.common import Tasks, data_folder
-from immunis.datasets.layouts import labels_of, read_images
+from immunis.datasets.layouts import TIMM, labels_of, read_images
 from immunis.datasets.pictures import SIZE, Images, Scaling, load
 from immunis.errors import InputError, SettingsError
 from immunis.splits import Corrupt
@@ -49,8 +49,8 @@ def images(
         raise SettingsError("decode = 'device' is for images that neither memory nor cache keeps.")
 
     def parts(name: str, distinct: bool) -> tuple[Any, Any, list[int]]:
-        reader, bare = ("timm:", name[5:]) if name.startswith("timm:") else ("", name)
-        where = f"{reader}{data_folder(bare, folder)}"
+        reader = TIMM if name.startswith(TIMM) else ""
+        where = f"{reader}{data_folder(name.removeprefix(TIMM), folder)}"
         train = read_images(where, "train", size, None, scaling)
         test = read_images(where, "test", size, getattr(train, "classes", None), scaling)
         if cache:

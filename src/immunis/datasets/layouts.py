@@ -28,6 +28,7 @@ from immunis.errors import InputError, SettingsError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
 ROW = 256  # bytes that a row takes in memory beside its image
 PACKED, MOST_MAT = 15, 1 << 26  # bytes of Stanford Cars' annotations, unpacked
+TIMM = "timm:"  # before a folder that timm is to read
 TEST_NAMES = ("test", "val", "valid", "validation")
 
 
@@ -45,13 +46,11 @@ def read_images(
     Raises:
         InputError: where the folder holds none of them, or lacks a column or file.
     """
-    reader, base = "", Path(folder)
-    if str(folder).startswith("timm:"):
-        reader, base = "timm", Path(str(folder).removeprefix("timm:"))
+    timm, base = str(folder).startswith(TIMM), Path(str(folder).removeprefix(TIMM))
     if not base.is_dir():
         raise InputError(f"image folder {base} does not exist.")
     names = TEST_NAMES if split == "test" else (split,)
-    if reader:
+    if timm:
         return _timm(base, names, size, classes, scaling)
     for name in names:
         places = f"{name}.parquet", f"data/{name}-*.parquet", f"{name}-*.parquet"
