@@ -219,7 +219,7 @@ def not_tested(record: Record) -> list[str]:
     found = []
     for name in defended(record):
         runs = f.get("training", {}).get(name, [])
-        told = Counter(note for run in runs for note in run["notes"])
+        told = Counter(note for run in runs if run is not None for note in run["notes"])
         found += [f"Told by {n} of {len(runs)} trainings of {name}: {t}" for t, n in told.items()]
         rows = {attack: models.get(name, {}) for attack, models in f["attacks"].items()}
         kept = {a: row.get("residual_advantage", {}).get("mean", 0) for a, row in rows.items()}
