@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import json
 import shutil
 import warnings
 
@@ -97,6 +98,27 @@ class TestLayouts:
         train = read_images(tmp_path, "train", 16)
         assert len(train) == 12
         assert train[11][1] == 2
+
+    def test_parquet_with_columns_of_other_names_and_names_of_classes(self, tmp_path):
+        features = {"img": {"_type": "Image"}, "fine": {"_type": "ClassLabel", "names": ["a", "b"]}}
+        told = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+        table = pa.table({"img": [{"bytes": picture()}] * 2, "fine": [1, 0], "note": ["x", "y"]})
+        where = tmp_path / "train.parquet"
+        pyarrow.parquet.write_table(table.replace_schema_metadata(told), where)
+        train = read_images(tmp_path, "train", 16)
+        assert train.classes == ["a", "b"]
+        assert [item.label for item in train.items] == [1, 0]
+        more = table.append_column("coarse", pa.array([0, 0]))
+        pyarrow.parquet.write_table(more, where)
+        with pytest.raises(InputError, match="lacks column label; it has img, fine, note, coarse"):
+            read_images(tmp_path, "train", 16)
+
+    @pytest.mark.parametrize("told", [b"{", b"[]", b'{"info": 3}', b"\xff", b"[" * 100_000])
+    def test_parquet_with_strange_words_about_itself_is_read(self, tmp_path, told):
+        table = pa.table({"image": [picture()], "label": [0]})
+        told = table.replace_schema_metadata({b"huggingface": told})
+        pyarrow.parquet.write_table(told, tmp_path / "train.parquet")
+        assert read_images(tmp_path, "train", 16).classes is None
 
     def test_stanford_cars_with_its_devkit(self, tmp_path):
         write_cars(tmp_path)

@@ -106,6 +106,8 @@ def immunize(
     (Linear(in_features=64, out_features=64, bias=False), True)
     """
     start, seed = time.perf_counter(), whole(seed, "seed")
+    if primary is harmful:
+        raise InputError("primary and harmful are one and the same task; expected two.")
     chosen = get_method(method)
     deep = isinstance(model, nn.Module) and not isinstance(model, nn.Linear)
     if training is not None or (deep and chosen.solve is None):

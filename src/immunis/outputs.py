@@ -12,10 +12,21 @@ from immunis.errors import InputError
 
 
 def fitting(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Inputs on the model's device and in its dtype; whole numbers stay so for an embedding."""
+    """Inputs on the model's device and in its dtype; whole numbers stay so for an embedding.
+
+    Raises:
+        InputError: for whole numbers, not on a device yet, that no embedding of the model knows.
+    """
     parameter = next(model.parameters(), torch.zeros(()))
-    words = any(isinstance(module, nn.Embedding) for module in model.modules())
+    words = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     if words and not inputs.is_floating_point():
+        if inputs.numel() and inputs.device.type == "cpu" and not torch.compiler.is_compiling():
+            least, most = (int(value) for value in inputs.aminmax())
+            if least < 0 or most >= max(words):
+                raise InputError(
+                    f"token ids from {least} to {most}: the model's largest embedding knows 0 to "
+                    f"{max(words) - 1}. Use the model's own tokenizer."
+                )
         return inputs.to(parameter.device)
     return inputs.to(parameter.device, parameter.dtype)
 

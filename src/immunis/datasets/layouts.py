@@ -3,12 +3,14 @@
 Which it is shows in the folder: ``train.parquet`` (or ``[data/]train-*.parquet``), a devkit
 beside ``cars_train``, or ``train/CLASS/*.jpg`` as ImageNet and Country211 have it. A folder
 ``timm:NAME`` goes to ``timm.create_dataset``. Test data is called test, val, valid or
-validation.
+validation. Of parquet the columns ``image`` and ``label`` are read, or else the only ones of bytes
+and of integers.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import struct
 import warnings
 import zlib
@@ -56,7 +58,8 @@ def read_images(
         places = f"{name}.parquet", f"data/{name}-*.parquet", f"{name}-*.parquet"
         files = next((f for place in places if (f := sorted(base.glob(place)))), [])
         if files:
-            return Images(_parquet(files), size, scaling=scaling)
+            found, classes = _parquet(files)
+            return Images(found, size, classes, scaling)
         if (base / name).is_dir():
             found, classes = _folders(base / name, classes)
             return Images(found, size, classes, scaling)
@@ -91,54 +94,80 @@ def _folders(base: Path, classes: Sequence[str] | None) -> tuple[list[Item], Seq
     return items, classes
 
 
-def _parquet(files: Sequence[Path]) -> list[Item]:
-    import pyarrow
+def _parquet(files: Sequence[Path]) -> tuple[list[Item], Sequence[str] | None]:
+    """The images of some files, and the names of their classes where the first one has them."""
+    import pyarrow.parquet
 
     items: list[Item] = []
+    names = None
     for file in files:
         try:
-            for row, (picture, label) in enumerate(_rows(file)):
-                content = picture["bytes"] if isinstance(picture, dict) else picture
-                if content is None or label is None:
-                    raise InputError(f"{file}, row {row} lacks its image or its label.")
-                items.append(Item(content, label, f"{file.name} row {row}"))
+            with pyarrow.parquet.ParquetFile(file) as table:
+                columns = _columns(file, table.schema_arrow)
+                names = names or _class_names(table.schema_arrow, columns[1])
+                for row, (picture, label) in enumerate(_rows(file, table, *columns)):
+                    content = picture["bytes"] if isinstance(picture, dict) else picture
+                    if content is None or label is None:
+                        raise InputError(f"{file}, row {row} lacks its image or its label.")
+                    items.append(Item(content, label, f"{file.name} row {row}"))
         except (OSError, pyarrow.ArrowException, MemoryError) as error:
             raise InputError(f"{file} is not a readable parquet file: {error}.") from error
-    return items
+    known = names is not None and all(0 <= item.label < len(names) for item in items)
+    return items, names if known else None
 
 
-def _rows(file: Path) -> Iterator[tuple[Any, Any]]:
+def _columns(file: Path, schema: Any) -> tuple[str, str]:
+    """The columns of images and of labels: ``image``, ``label``, or else the only ones that fit."""
+    from pyarrow import types
+
+    def pictures(kind: Any) -> bool:
+        return types.is_binary(kind) or types.is_large_binary(kind) or types.is_struct(kind)
+
+    found: list[str] = []
+    for name, fits in (("image", pictures), ("label", types.is_integer)):
+        fitting = [field.name for field in schema if fits(field.type)]
+        given = [name] if name in schema.names else fitting
+        if len(given) != 1 or schema.names.count(given[0]) != 1:
+            raise InputError(
+                f"{file} lacks column {name}; it has {', '.join(schema.names)}. Expected image "
+                "(bytes) and label (integer), or one column of either type: drop the others, or "
+                "rename it."
+            )
+        found += given
+    return found[0], found[1]
+
+
+def _class_names(schema: Any, label: str) -> list[str] | None:
+    """What Hugging Face's ``datasets`` wrote of the classes' names, if it did."""
+    try:
+        told = json.loads((schema.metadata or {})[b"huggingface"])
+        names = told["info"]["features"][label]["names"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return [str(name) for name in names] if isinstance(names, list) else None
+
+
+def _rows(file: Path, table: Any, image: str, label: str) -> Iterator[tuple[Any, Any]]:
     """Rows of a parquet file, one at a time: what it says of its sizes is not believed.
 
     One value may stand for many rows (in the file, or as an Arrow dictionary), so rows are
     counted as they come out, and types that share values between rows are refused.
     """
-    import pyarrow.parquet
     from pyarrow import types
 
-    with pyarrow.parquet.ParquetFile(file) as table:
-        names = table.schema_arrow.names
-        missing = {name for name in ("image", "label") if names.count(name) != 1}
-        if missing:
-            raise InputError(
-                f"{file} lacks column {' and '.join(sorted(missing))}; it has {', '.join(names)}. "
-                "Expected image (bytes) and label (integer)."
-            )
-        kind, label = (table.schema_arrow.field(name).type for name in ("image", "label"))
-        column = "image"
-        if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-            kind, column = kind.field("bytes").type, "image.bytes"
-        if not (types.is_binary(kind) or types.is_large_binary(kind)) or not types.is_integer(
-            label
-        ):
-            raise InputError(
-                f"{file}: expected image bytes and an integer label, got {kind} and {label}."
-            )
-        size = 0
-        for batch in table.iter_batches(batch_size=1, columns=[column, "label"]):
-            size += batch.nbytes + ROW * batch.num_rows
-            check_unpacked(file, size)
-            yield from zip(batch["image"].to_pylist(), batch["label"].to_pylist(), strict=True)
+    kind, number = (table.schema_arrow.field(name).type for name in (image, label))
+    column = image
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind, column = kind.field("bytes").type, f"{image}.bytes"
+    if not (types.is_binary(kind) or types.is_large_binary(kind)) or not types.is_integer(number):
+        raise InputError(
+            f"{file}: expected image bytes and an integer label, got {kind} and {number}."
+        )
+    size = 0
+    for batch in table.iter_batches(batch_size=1, columns=[column, label]):
+        size += batch.nbytes + ROW * batch.num_rows
+        check_unpacked(file, size)
+        yield from zip(batch[image].to_pylist(), batch[label].to_pylist(), strict=True)
 
 
 def _cars(base: Path, split: str) -> list[Item]:
