@@ -175,13 +175,31 @@ def test_keep_holds_the_primary_features_where_they_were():
 def test_accumulation_is_exact_for_every_term_of_probe():
     """Random features too: what a step draws does not depend on the number of its parts."""
     settings = {"lift": 24, "even": True, "near": 5.0, "collapse": 0.3, "keep": 3.0, "hold": 10.0}
-    settings["recall"] = True
+    settings |= {"recall": True, "attacker_steps": 2}
     short = dataclasses.replace(SHORT, steps=2, evaluate=1)
     once, parts = (
         run("probe", dataclasses.replace(short, accumulate=n), settings=settings).model.state_dict()
         for n in (1, 3)
     )
     assert all(torch.allclose(once[key], parts[key], atol=1e-6) for key in once)
+
+
+def test_a_choice_of_numbers_that_is_not_one_of_them_is_told():
+    with pytest.raises(SettingsError, match=r"unknown order of method 'imma' '3'\. Known: 1, 2"):
+        objective("imma", order=3)
+
+
+def test_gradients_are_clipped_or_left_as_they_are():
+    def length(clip):
+        training = dataclasses.replace(
+            SHORT, steps=1, optimizer="sgd", rate=1e-3, clip=clip, evaluate=1, tolerance=1.0
+        )
+        after = run("probe", training, settings={"weight": 1e3}).model.state_dict()
+        before = whole().model.state_dict()
+        return math.sqrt(sum(float((after[k] - before[k]).square().sum()) for k in before))
+
+    assert length(1e-3) <= 1.01e-3 * 1e-3 * 1.9  # Nesterov's first step is 1.9 times its size
+    assert length(0.0) == length(1e30) > 1e3 * length(1e-3)
 
 
 def test_recall_hides_what_the_original_says_of_the_labels():
@@ -560,7 +578,7 @@ def test_lengths_are_steps_or_epochs_of_either_task():
 @pytest.mark.parametrize(
     "bad",
     [
-        {"steps": 0}, {"batch": 0}, {"rate": -1.0}, {"rate": float("nan")}, {"clip": 0.0},
+        {"steps": 0}, {"batch": 0}, {"rate": -1.0}, {"rate": float("nan")}, {"clip": -1.0},
         {"held_out": 0.0}, {"held_out": 1.0}, {"warmup": 1.0}, {"label_smoothing": 1.5},
         {"accumulate": 2, "batchnorm": "update"}, {"patience": -1},
     ],
@@ -667,9 +685,9 @@ def test_the_primary_score_is_that_of_the_models_own_answers():
 def test_methods_say_where_they_apply():
     with pytest.raises(SettingsError, match="trains no network"):
         immunize(small_net(), *tasks(), "frontier", training=SHORT)
-    flat = Task((torch.randn(30, 5), torch.arange(30) % 2))
+    flat, other = (Task((torch.randn(30, 5), torch.arange(30) % 2)) for _ in range(2))
     with pytest.raises(SettingsError, match="no linear form; use 'erase'"):
-        immunize(torch.eye(5), flat, flat, "probe")
+        immunize(torch.eye(5), flat, other, "probe")
 
 
 def test_fewer_harmful_samples_than_dimensions_warn():
@@ -751,7 +769,11 @@ def test_a_run_resumes_in_another_precision(tmp_path):
         go(progress=stop)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("immunis.plan.Hardware.fabric", with_a_scaler(Hardware.fabric))
-        assert go(Hardware(precision="bf16-mixed")).steps == 4
+        found = go(Hardware(precision="bf16-mixed"))
+    assert found.steps == 4
+    assert "the first 2 steps were taken in 32-true; the run was resumed in bf16-mixed." in (
+        found.notes
+    )
 
 
 def with_a_scaler(start):

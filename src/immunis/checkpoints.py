@@ -29,7 +29,7 @@ from immunis.files import check_stored, make_folder, write_bytes
 from immunis.processes import note_checkpoint, rank
 from immunis.settings import differing
 
-FORMAT = 5
+FORMAT = 6
 NAME = "checkpoint.pt"
 HEAD = b"immunis checkpoint, sha256 "
 _FULL = StateDictOptions(full_state_dict=True)

@@ -159,16 +159,17 @@ class Engine:
             self.fabric.backward(loss_of(self._view(answers, primary, harmful)))
             return values
         parts = list(zip(self._parts(primary), self._parts(harmful), strict=True))
-        base = torch.initial_seed()
+        base, device = torch.initial_seed(), self.fabric.device
 
         def run(index: int) -> dict[tuple, Tensor]:
-            torch.manual_seed(base + index)  # both passes drop the same units
-            return self._answers(*parts[index])
+            # Both passes drop the same units, and what terms draw does not depend on the parts.
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                torch.manual_seed(base + index)
+                return self._answers(*parts[index])
 
         with torch.no_grad():
             runs = [run(index) for index in range(len(parts))]
         leaves = {key: torch.cat([run[key] for run in runs]).requires_grad_() for key in runs[0]}
-        torch.manual_seed(base)  # what the terms draw does not depend on the number of parts
         loss_of(self._view(leaves, primary, harmful)).backward()
         start = dict.fromkeys(leaves, 0)
         for index in range(len(parts)):

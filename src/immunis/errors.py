@@ -40,13 +40,13 @@ class RankWarning(UserWarning):
     """A Gram matrix is rank-deficient, so its figures describe a subspace only."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> SettingsError:
+def unknown(kind: str, name: str, known: Iterable[object]) -> SettingsError:
     """Build the error for a name that is not in ``known``, with the closest one.
 
     >>> print(unknown("method", "frontir", ["condition", "frontier"]))
     unknown method 'frontir': did you mean 'frontier'? Known: condition, frontier
     """
-    known = sorted(known)
+    known = sorted(map(str, known))
     close = difflib.get_close_matches(str(name), known, n=1 if len(known) <= MOST else 5)
     hint = f": did you mean {' or '.join(map(repr, close))}?" if close else "."
     more = f", ... ({len(known)} in all)" if len(known) > MOST else ""

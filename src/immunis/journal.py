@@ -45,6 +45,10 @@ class Journal:
         note_checkpoint(None)
 
     @property
+    def _precision(self) -> str:
+        return str(self.run.fabric.strategy.precision.precision)
+
+    @property
     def kept(self) -> Path | None:
         """The checkpoint on disk, if there is one."""
         path = None if self.folder is None else self.folder / checkpoints.NAME
@@ -68,8 +72,13 @@ class Journal:
         run.engine.weights, run.engine.notes = state["weights"], state["notes"]
         for task, names in zip(run.tasks, state["skipped"], strict=True):
             task.train.corrupt |= set(names)
-        if state["precision"]:  # empty where it was written in another precision
-            run.fabric.strategy.precision.load_state_dict(state["precision"])
+        if state["precision"] != self._precision:
+            run.engine.notes.append(
+                f"the first {self.step} steps were taken in {state['precision']}; the run was "
+                f"resumed in {self._precision}."
+            )
+        if state["scaler"]:  # empty where it was written in a precision that has none
+            run.fabric.strategy.precision.load_state_dict(state["scaler"])
         if run.head is not None:
             run.head.load_state_dict(state["head"])
 
@@ -112,7 +121,8 @@ class Journal:
                 "run": self.fingerprint, "step": step, "history": self.history, "best": self.best,
                 "weights": run.engine.weights, "notes": run.engine.notes,
                 "skipped": [sorted(task.train.corrupt) for task in run.tasks],
-                "precision": run.fabric.strategy.precision.state_dict(),
+                "precision": self._precision,
+                "scaler": run.fabric.strategy.precision.state_dict(),
                 "head": {} if run.head is None else run.head.state_dict(),
             })  # fmt: skip
         self._written = time.monotonic()

@@ -47,7 +47,7 @@ class Training:
         label_smoothing: of the primary loss.
         schedule: ``"cosine"`` to zero, or ``"constant"``.
         warmup: share of the steps over which the rate rises from zero.
-        clip: largest gradient norm.
+        clip: largest gradient norm; 0 for any.
         batchnorm: ``"freeze"`` keeps running statistics and uses them; ``"update"`` takes
             batch statistics of the primary task.
         augment: zoom and flip primary and harmful images at random.
@@ -90,10 +90,12 @@ class Training:
         check(vars(self), get_type_hints(Training), "training")
         for name in ("batch", "harmful_batch", "accumulate", "evaluate"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: need >= 1")
-        for name in ("steps", "epochs", "harmful_epochs", "rate", "head_rate", "clip"):
+        for name in ("steps", "epochs", "harmful_epochs", "rate", "head_rate"):
             value = getattr(self, name)
             require(value is None or 0 < value < math.inf, f"{name}={value}: need > 0")
-        for name in ("weight_decay", "head_weight_decay", "patience", "tolerance", "workers"):
+        for name in (
+            "weight_decay", "head_weight_decay", "clip", "patience", "tolerance", "workers",
+        ):  # fmt: skip
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name}={value}: need >= 0")
         for name in ("label_smoothing", "warmup"):

@@ -152,8 +152,9 @@ class Run:
             group["lr"] = peak * self.training.factor(step, self.steps)
         values = self.engine.gradients(batch, other)
         norm = self.fabric.clip_gradients(
-            self._module, self.optimizer, max_norm=self.training.clip, error_if_nonfinite=False
-        )
+            self._module, self.optimizer, max_norm=self.training.clip or math.inf,
+            error_if_nonfinite=False,
+        )  # fmt: skip
         rate = self.optimizer.param_groups[0]["lr"]
         return values | {"gradient": float(norm), "rate": rate}
 

@@ -25,7 +25,7 @@ from immunis.judge import doubts
 from immunis.objectives.base import Objective
 from immunis.plan import Hardware, Training
 from immunis.prepare import plain
-from immunis.processes import apart, rank, together
+from immunis.processes import apart, rank, together, world
 from immunis.runs import Run
 from immunis.tasks import Task
 from immunis.tracking import Tracker
@@ -167,6 +167,8 @@ def _fingerprint(
     """What a checkpoint must agree with to be resumed: objective, settings, data, weights."""
     settings = {name: str(value) for name, value in asdict(training).items()}
     settings.pop("workers")  # who decodes makes no difference
+    for name in ("batch", "harmful_batch"):  # rounded down to a multiple of the processes
+        settings[name] = str(getattr(training, name) // world() * world())
     data = {"primary data": primary, "harmful data": harmful}
     return {
         "seed": str(seed),
