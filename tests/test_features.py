@@ -374,3 +374,95 @@ def test_answers_in_a_dictionary_are_read():
             return {"logits": self.head(self.body(x))}
 
     assert cut(Named().eval(), torch.randn(2, 5), 4).head == "head"
+
+
+class Turned(nn.Module):
+    """Blocks that have their samples second, as PyTorch's transformers do by default."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+    def forward(self, x):
+        z = self.proj(x).transpose(0, 1)
+        for block in self.blocks:
+            z = z + torch.tanh(block(z))
+        return self.head(z.mean(0))
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_blocks_that_have_samples_second_are_stages_and_pooled_by_tokens(rows):
+    model, inputs = Turned().eval(), torch.randn(rows, 5, 4)
+    found = cut(model, inputs[:2], outputs=3)
+    assert found.stages == ("proj", "blocks.0", "blocks.1")
+    read = found.read(inputs, ["blocks.1"])[0]
+    seen = found.capture(inputs, ["blocks.1"])["blocks.1"]
+    assert seen.shape == (5, rows, 6)
+    assert torch.allclose(read, seen.mean(0))
+
+
+class Last(nn.Module):
+    """Channels last, as Swin has it: positions twice as many as channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 4, 1), nn.LayerNorm(4)
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        z = self.norm(self.stem(x).permute(0, 2, 3, 1))
+        return self.head(self.c(torch.relu(self.b(torch.relu(self.a(z))))).mean((1, 2)))
+
+
+def test_a_layers_parts_say_where_its_channels_are():
+    found = cut(Last().eval(), torch.randn(2, 3, 8, 8), outputs=3)
+    assert found.stages == ("stem", "a", "b", "c")
+    assert [z.shape[1] for z in found.read(torch.randn(5, 3, 8, 8), found.stages)] == [4] * 4
+    line = nn.Sequential(
+        nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.ReLU(), nn.Conv1d(4, 5, 1), nn.Flatten(),
+        nn.Linear(35, 2),
+    ).eval()  # fmt: skip
+    found = cut(line, torch.randn(2, 3, 7), outputs=2)
+    inputs = torch.randn(5, 3, 7)
+    assert torch.equal(found.read(inputs, ["3"])[0], found.capture(inputs, ["3"])["3"].mean(2))
+
+
+def test_a_sequence_of_blocks_inside_a_module_is_opened_and_one_that_ends_in_the_head():
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            block = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2)]
+            self.layers = nn.Sequential(*block)
+
+        def forward(self, x):
+            return self.layers(x)
+
+    model = nn.Sequential()
+    model.add_module("body", Body())
+    model.add_module("classifier", nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+    found = cut(model.eval(), torch.randn(2, 4), outputs=3)
+    assert found.head == "classifier.2"
+    assert found.stages == ("body.layers.0", "body.layers.1", "classifier.0")
+
+
+def test_wildcards_choose_modules_too():
+    found = cut(Turned().eval(), torch.randn(2, 5, 4), outputs=3)
+    assert found.parameters_named(["blocks.[1]"]) == ["blocks.1.weight", "blocks.1.bias"]
+    assert len(found.parameters_named(["blocks.?"])) == 4
+    assert found.parameters_named(["*.bias"]) == ["proj.bias", "blocks.0.bias", "blocks.1.bias"]
+
+
+def test_an_extractor_may_return_more_than_a_tensor_where_a_head_is_beside_it():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 6)
+
+        def forward(self, x):
+            return {"last_hidden_state": self.layer(x)}
+
+    found = cut((Named().eval(), nn.Linear(6, 2).eval()), torch.randn(2, 5, 4))
+    assert found.stages == ("0",)
+    assert found.answers(torch.randn(3, 5, 4)).shape == (3, 2)

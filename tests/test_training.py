@@ -685,9 +685,51 @@ def test_the_primary_score_is_that_of_the_models_own_answers():
 def test_methods_say_where_they_apply():
     with pytest.raises(SettingsError, match="trains no network"):
         immunize(small_net(), *tasks(), "frontier", training=SHORT)
-    flat, other = (Task((torch.randn(30, 5), torch.arange(30) % 2)) for _ in range(2))
+    flat = Task((torch.randn(30, 5), torch.arange(30) % 2))
     with pytest.raises(SettingsError, match="no linear form; use 'erase'"):
-        immunize(torch.eye(5), flat, other, "probe")
+        immunize(torch.eye(5), flat, flat, "probe")
+    primary, _ = tasks()
+    with pytest.raises(InputError, match="one and the same task"):
+        immunize(small_net(), primary, primary, "probe")
+
+
+class Pair(nn.Module):
+    """Two heads, of whose answers the first counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.aux = nn.Sequential(nn.Flatten(), nn.Linear(192, 16)), nn.Linear(16, 4)
+        self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x):
+        z = self.body(x)
+        return self.a(z), self.b(z)
+
+
+def test_answers_that_do_not_come_from_the_head_are_refused():
+    assert immunize(Pair(), *tasks(), "probe", head="a", training=SHORT).head.out_features == 4
+    with pytest.raises(InputError, match="answers do not come from its head 'b'"):
+        immunize(Pair(), *tasks(), "probe", head="b", training=SHORT)
+
+
+def test_layers_that_features_do_not_come_through_are_refused():
+    training = dataclasses.replace(SHORT, layers=["aux"])
+    with pytest.raises(InputError, match="the features do not come through aux"):
+        immunize(Pair(), *tasks(), "probe", head="a", training=training)
+
+
+def test_a_bare_encoder_is_trained_with_a_head_beside_it():
+    encoder, head = Pair().body, nn.Linear(16, 4)
+    encoder[1].bias.requires_grad_(False)
+    training = dataclasses.replace(SHORT, layers=["1.weight"])
+    found = immunize(encoder, *tasks(), "probe", head=head, training=training)
+    assert type(found.model) is type(encoder)
+    assert not torch.equal(found.model[1].weight, encoder[1].weight)
+    assert torch.equal(found.model[1].bias, encoder[1].bias)
+    assert not torch.equal(found.head.weight, head.weight)
+    flags = [p.requires_grad for p in found.model.parameters()]
+    assert flags == [True, False]  # as they were
+    assert found.record.figures["rho"]["after"] < found.record.figures["rho"]["before"]
 
 
 def test_fewer_harmful_samples_than_dimensions_warn():

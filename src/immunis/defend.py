@@ -27,6 +27,7 @@ from immunis.processes import world
 from immunis.readable import rho_of_gram
 from immunis.records import Record
 from immunis.spectrum import quiet_spectrum
+from immunis.stages import feeds, parameters_below
 from immunis.streams import PER_DIMENSION, SAMPLES, Stream, spread
 from immunis.tasks import Task
 from immunis.training import Fit, fit
@@ -125,6 +126,8 @@ def defend(
     how = training if isinstance(training, Training) else training_of(training or {})
     where = hardware if isinstance(hardware, Hardware) else hardware_of(hardware or {})
     check_pair(primary, harmful)
+    if primary is harmful:
+        raise InputError("primary and harmful are one and the same task; expected two.")
     if not isinstance(model, nn.Module):
         raise InputError(f"expected a network (nn.Module) to train, got {type(model).__name__}.")
     if any("_orig_mod" in name.split(".") for name, _ in model.named_modules()):
@@ -141,18 +144,31 @@ def defend(
         if not bool(torch.isfinite(parameter).all()):
             raise InputError(f"the model's {name} holds NaN or infinities; load other weights.")
     plain = copy.deepcopy(model).eval()
-    whole = cut(plain, primary.train.first(2), primary.outputs, head)
+    example = primary.train.first(2)
+    whole = cut(plain, example, primary.outputs, head)
     if whole.head is None:
         linear = [n for n, m in plain.named_modules() if isinstance(m, nn.Linear)]
         raise InputError(
             f"no linear head with {primary.outputs} outputs ends the model, so its primary loss "
             f"cannot be kept. Name it with head= (linear layers: {', '.join(linear) or 'none'})."
         )
-    answers = logits_of(plain(fitting(plain, primary.train.first(2))))
+    answers = logits_of(plain(fitting(plain, example)))
     if answers.ndim != 2:
         raise InputError(
             f"the model answers with shape {tuple(answers.shape)}; expected one row of "
             f"{primary.outputs} outputs for each sample."
+        )
+    if not feeds(plain, whole.head, lambda: logits_of(plain(fitting(plain, example)))):
+        raise InputError(
+            f"the model's answers do not come from its head {whole.head!r} (of several the first "
+            "is taken). Wrap it in a module that returns what that head gives."
+        )
+    trained = set(whole.parameters_named(how.layers))
+    below = parameters_below(whole, example)
+    if below and not below & {id(p) for n, p in plain.named_parameters() if n in trained}:
+        raise InputError(
+            f"the features do not come through {', '.join(how.layers)}: training it would change "
+            "nothing. Name layers below the head."
         )
     if primary.kind == "classification" and _are_shares(answers):
         raise InputError(
@@ -175,7 +191,9 @@ def defend(
         where, how.workers, seed, time.perf_counter() - began,
     )  # fmt: skip
     device = next(model.parameters()).device
-    new = result.model.to(device).requires_grad_(False)
+    new = result.model.to(device)
+    for mine, given in zip(new.parameters(), model.parameters(), strict=True):
+        mine.requires_grad_(given.requires_grad)
     target = new.get_submodule(whole.head)
     assert isinstance(target, nn.Linear)
     return new, target, run

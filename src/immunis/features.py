@@ -3,7 +3,8 @@
 The head is the linear classifier that ends the model; features are what goes into it. A
 model without one (a plain ``nn.Linear``, a matrix θ) is an extractor: features are what
 comes out. Features of rank above two are pooled by their mean: over positions for
-(samples, channels, height, width), over tokens for (samples, tokens, channels).
+(samples, channels, height, width), over tokens for (samples, tokens, channels), unless a layer's
+parts say that it has its channels elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from immunis.errors import ImmunisError, InputError, SettingsError, unknown
-from immunis.outputs import fitting, logits_of, pooled, tensor_of
+from immunis.outputs import channels_last, fitting, logits_of, pooled, tensor_of
 from immunis.stages import stages_of
 
 
@@ -30,7 +31,8 @@ class Cut:
 
     ``trailing`` are normalisation layers behind the last stage, which belong with it.
     ``last_linear`` names the linear layer whose output is the features, if there is one;
-    ``width`` is the number of features. Layers are named as in ``named_modules``;
+    ``width`` is the number of features; ``turned`` names stages whose samples come second, after
+    tokens (PyTorch's ``batch_first=False``). Layers are named as in ``named_modules``;
     ``"NAME:in"`` stands for the input of that module, ``""`` for the features themselves.
     """
 
@@ -40,6 +42,7 @@ class Cut:
     trailing: tuple[str, ...]
     last_linear: str | None
     width: int
+    turned: frozenset[str] = frozenset()
 
     @property
     def example(self) -> Tensor:
@@ -66,7 +69,8 @@ class Cut:
     def parameters_named(self, patterns: Sequence[str]) -> list[str]:
         """Names of the extractor's parameters that patterns choose.
 
-        A pattern is a module's name (``"layer4"``: all within) or has wildcards (``"*.bias"``).
+        A pattern is a module's name (``"layer4"``: all within), or has wildcards and fits names of
+        modules (``"blocks.[45]"``) or of parameters (``"*.bias"``).
         No pattern at all means the last stage and the normalisation behind it.
 
         Raises:
@@ -80,7 +84,8 @@ class Cut:
         modules = [n for n in modules if n and n != self.head]
         chosen: set[str] = set()
         for pattern in patterns or (*self.stages[-1:], *self.trailing):
-            found = {n for n in every if n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)}
+            within = tuple(f"{name}." for name in modules if fnmatchcase(name, pattern))
+            found = {n for n in every if n.startswith(within) or fnmatchcase(n, pattern)}
             if not found and pattern == self.head:
                 raise SettingsError(f"{pattern!r} is the head, which is always trained.")
             if not found and patterns and pattern in modules:
@@ -130,10 +135,16 @@ class Cut:
     def pool(self, layer: str, output: Any) -> Tensor:
         """Features of a layer's output: its mean over positions or tokens, where it has any.
 
-        Channels come last in what the head reads, and in models that say so (timm's NHWC).
+        Channels come last in what the head reads, where the layer's parts have them
+        (``immunis.outputs.channels_last``), and in models that say so (timm's NHWC).
         """
-        last = (not layer and self.head is not None) or layer.endswith(":in")
-        return pooled(tensor_of(output), last or _channels_last(self.model))
+        found = tensor_of(output)
+        if layer in self.turned:
+            found = found.transpose(0, 1)
+        if (not layer and self.head is not None) or layer.endswith(":in"):
+            return pooled(found, True)
+        told = channels_last(self.model.get_submodule(layer), found)
+        return pooled(found, (_nhwc(self.model) or None) if told is None else told)
 
     def capture(self, inputs: Tensor, layers: Sequence[str]) -> dict[str, Any]:
         """Run the model once and return what it gave at those of the layers that ran."""
@@ -174,7 +185,16 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
     return layer
 
 
-def _channels_last(model: nn.Module) -> bool:
+class Joined(nn.Sequential):
+    """An extractor and a head, which reads what the extractor gives, pooled."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The head's answers."""
+        extractor, head = self
+        return head(pooled(tensor_of(extractor(inputs))))
+
+
+def _nhwc(model: nn.Module) -> bool:
     return str(getattr(model, "output_fmt", "")).endswith("NHWC")
 
 
@@ -208,7 +228,7 @@ def cut(
         inside = [n for n, m in model.model.named_modules() if m is model.head]
         model, head = (model.model, inside[0]) if inside else ((model.model, model.head), head)
     if isinstance(model, tuple) and len(model) == 2:
-        model, head = nn.Sequential(*model), "1"
+        model, head = Joined(*model), "1"
         model.training = any(part.training for part in model)
     if isinstance(model, nn.Linear):  # an extractor; wrapped so that its layer has a name
         wrapped, outputs = nn.Sequential(model), None
@@ -238,7 +258,7 @@ def cut(
             (features,) = whole.read(example)
             _check_rows(whole, example, features, name)
             last = _last_linear(whole, example, features)
-            stages, trailing = stages_of(whole, example)
+            stages, trailing, turned = stages_of(whole, example)
     except ImmunisError:
         raise
     except Exception as error:  # a model of any make refuses in its own way
@@ -246,8 +266,9 @@ def cut(
             f"{name} cannot read inputs of shape {tuple(example.shape)}: {error}"
         ) from error
     return dataclasses.replace(
-        whole, last_linear=last, width=features.shape[1], stages=stages, trailing=trailing
-    )
+        whole, last_linear=last, width=features.shape[1], stages=stages, trailing=trailing,
+        turned=turned,
+    )  # fmt: skip
 
 
 def _check_rows(whole: Cut, example: Tensor, features: Tensor, name: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from immunis.defend import NetworkRun, defend
 from immunis.errors import InputError
-from immunis.features import Cut, cut
+from immunis.features import Cut, Joined, cut
 from immunis.heads import checked_head, compensated_head, invertible, least_squares_head
 from immunis.measure import paired_grams
 from immunis.methods import LinearProblem, get_method
@@ -24,7 +24,7 @@ from immunis.metrics import (
     as_extractor,
     check_pair,
 )
-from immunis.plan import Hardware, Training
+from immunis.plan import Hardware, Training, training_of
 from immunis.records import Record
 from immunis.scale import answer
 from immunis.settings import whole
@@ -83,7 +83,8 @@ def immunize(
         harmful: the task that should become hard; the defender's own sample of it.
         method: one of ``immunis list``.
         head: the primary head to compensate; by default the least-squares head is. For a
-            network that is trained, the name of its head where it cannot be told.
+            network that is trained, the name of its head where it cannot be told; or, for a bare
+            encoder, the head that reads its output, pooled, which is trained with it.
         training: how to train a network: ``immunis.plan.Training``, or its settings.
         hardware: where to train it: ``immunis.plan.Hardware``, or its settings; one CPU process by
             default.
@@ -106,19 +107,19 @@ def immunize(
     (Linear(in_features=64, out_features=64, bias=False), True)
     """
     start, seed = time.perf_counter(), whole(seed, "seed")
-    if primary is harmful:
-        raise InputError("primary and harmful are one and the same task; expected two.")
     chosen = get_method(method)
     deep = isinstance(model, nn.Module) and not isinstance(model, nn.Linear)
     if training is not None or (deep and chosen.solve is None):
-        if isinstance(head, nn.Linear) or not isinstance(model, nn.Module):
-            raise InputError("training takes a network with its head inside; name it with head=.")
-        report = progress or (lambda share: None)
+        if not isinstance(model, nn.Module):
+            raise InputError(f"training takes a network, got {type(model).__name__}.")
+        report, inside = progress or (lambda share: None), ""
+        if isinstance(head, nn.Linear):
+            model, training, head, inside = Joined(model, head), _of_first(training), "1", "0"
         network, target, run = defend(
             model, primary, harmful, method, settings, training, hardware, head=head, seed=seed,
             folder=folder, resume=resume, wandb=wandb, progress=lambda what, share: report(share),
         )  # fmt: skip
-        return Immunized(network, target, False, run)
+        return Immunized(network.get_submodule(inside), target, False, run)
     if isinstance(head, str):
         raise InputError(f"head={head!r}: expected nn.Linear; names go with training= only.")
     configured = chosen.configure(settings)
@@ -150,6 +151,12 @@ def immunize(
     )  # fmt: skip
     report(1.0)
     return Immunized(layer, new_head, exact, done)
+
+
+def _of_first(training: Training | Mapping[str, Any] | None) -> Training:
+    """How to train an extractor that has become the first of two parts."""
+    how = training if isinstance(training, Training) else training_of(training or {})
+    return dataclasses.replace(how, layers=[f"0.{name}" for name in how.layers])
 
 
 def _fold(

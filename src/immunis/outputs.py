@@ -19,7 +19,7 @@ def fitting(model: nn.Module, inputs: Tensor) -> Tensor:
     """
     parameter = next(model.parameters(), torch.zeros(()))
     words = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
-    if words and not inputs.is_floating_point():
+    if words and inputs.dtype in (torch.int32, torch.int64):
         if inputs.numel() and inputs.device.type == "cpu" and not torch.compiler.is_compiling():
             least, most = (int(value) for value in inputs.aminmax())
             if least < 0 or most >= max(words):
@@ -51,12 +51,32 @@ def logits_of(output: Any) -> Tensor:
     return tensor_of(output) if named is None else named
 
 
-def pooled(features: Tensor, channels_last: bool = False) -> Tensor:
-    """Mean over positions (n, C, H, W), or (n, H, W, C), or tokens (n, T, C); (n, D) stays."""
+def channels_last(layer: nn.Module, output: Tensor) -> bool | None:
+    """Where a layer puts its channels, as its parts' widths say; None where they do not.
+
+    Convolutions and BatchNorm have them second, linear layers and LayerNorm last.
+    """
+    if output.ndim not in (3, 4):
+        return None
+    parts = list(layer.modules())
+    second = {m.out_channels for m in parts if isinstance(m, nn.modules.conv._ConvNd)}
+    second |= {m.num_features for m in parts if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    last = {m.out_features for m in parts if isinstance(m, nn.Linear)}
+    last |= {m.normalized_shape[-1] for m in parts if isinstance(m, nn.LayerNorm)}
+    is_second, is_last = output.shape[1] in second, output.shape[-1] in last
+    return is_last if is_second != is_last else None
+
+
+def pooled(features: Tensor, channels_last: bool | None = None) -> Tensor:
+    """Mean over positions or tokens; (n, D) stays.
+
+    Channels come last or not, as said; else first in (n, C, H, W) and last in (n, T, C).
+    """
+    last = features.ndim == 3 if channels_last is None else channels_last
     if features.ndim == 4:
-        return features.mean((1, 2) if channels_last else (2, 3))
+        return features.mean((1, 2) if last else (2, 3))
     if features.ndim == 3:
-        return features.mean(1)
+        return features.mean(1 if last else 2)
     if features.ndim != 2:
         raise InputError(f"features have shape {tuple(features.shape)}; no pooling rule fits.")
     return features

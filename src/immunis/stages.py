@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -32,12 +32,15 @@ class Whole(Protocol):
         """What those of the layers gave that ran, in the order they ended."""
 
 
-def stages_of(whole: Whole, example: Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def stages_of(
+    whole: Whole, example: Tensor
+) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]:
     """Top-level blocks with parameters that the features come through, in the order they run.
 
     Where there are few, containers are opened, and so is what holds a list of blocks (the encoder
     of a transformer). What holds nothing but the head is no stage. Bare normalisation layers are
-    none either; those behind the last stage are returned beside it, to be trained with it.
+    none either; those behind the last stage are returned beside it, to be trained with it, and
+    then the names of those stages whose samples come second.
     """
     model = whole.model
     of_head = set() if whole.head_layer is None else {id(p) for p in whole.head_layer.parameters()}
@@ -61,39 +64,53 @@ def stages_of(whole: Whole, example: Tensor) -> tuple[tuple[str, ...], tuple[str
         module = model.get_submodule(name)
         inner = inside(module, f"{name}.")
         if isinstance(module, nn.ModuleList | nn.Sequential):
-            return inner if len(inner) > 1 else [name]
-        lists = (part for part in module.modules() if isinstance(part, nn.ModuleList))
-        many = any(len(inside(part, "")) > 1 for part in lists)
+            with_head = of_head & {id(p) for p in module.parameters()}
+            return inner if len(inner) > 1 or with_head else [name]
+        many = any(blocks(part) for part in module.modules())
         return [part for child in inner for part in opened(child)] if many else [name]
+
+    def blocks(part: nn.Module) -> bool:
+        """Whether it is a list of blocks, or a sequence of what has parts itself."""
+        if isinstance(part, nn.Sequential):
+            return sum(len(list(child.children())) > 0 for child in part) > 1
+        return isinstance(part, nn.ModuleList) and len(inside(part, "")) > 1
 
     names = inside(model, "")
     if sum(not only_norms(name) for name in names) < 4:
         names = [part for name in names for part in opened(name)]
     ran = whole.capture(example, names)
-    through = _through(whole, example)
+    through = parameters_below(whole, example)
+    alone = whole.capture(example[:1], names)
+    place = {name: _samples(output, alone.get(name)) for name, output in ran.items()}
     names = [
         name
-        for name, output in ran.items()
-        if _follows(output, example)
+        for name in ran
+        if place[name] is not None
         and (
             through & {id(p) for p in model.get_submodule(name).parameters()}
-            or _feeds(whole, example, name)
+            or feeds(model, name, lambda: whole.read(example)[0])
         )
     ]
     stages = [name for name in names if not only_norms(name)]
     behind = names[names.index(stages[-1]) + 1 :] if stages else []
-    return tuple(stages), tuple(behind)
+    return tuple(stages), tuple(behind), frozenset(n for n in names if place[n] == 1)
 
 
-def _follows(output: Any, example: Tensor) -> bool:
-    """Whether an output has a row for each input, as far as can be told."""
+def _samples(several: Any, one: Any) -> int | None:
+    """In which dimension an output has its samples: the one that is 1 for one; None for none."""
     try:
-        return tensor_of(output).shape[:1] == example.shape[:1]
+        shapes = tensor_of(several).shape, tensor_of(one).shape
     except InputError:
-        return True
+        return 0  # as far as can be told
+    if len(shapes[0]) != len(shapes[1]):
+        return None
+    if shapes[0][:1] == shapes[1][:1] == (1,):  # there is one sample only
+        return 0
+    moved = [i for i, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
+    return moved[0] if moved in ([0], [1]) and shapes[1][moved[0]] == 1 else None
 
 
-def _through(whole: Whole, example: Tensor) -> set[int]:
+def parameters_below(whole: Whole, example: Tensor) -> set[int]:
     """Identities of the parameters that autograd finds below the features; none where it fails."""
     frozen = [p for p in whole.model.parameters() if p.is_floating_point() and not p.requires_grad]
     try:
@@ -116,17 +133,18 @@ def _through(whole: Whole, example: Tensor) -> set[int]:
             parameter.requires_grad_(False)
 
 
-def _feeds(whole: Whole, example: Tensor, name: str) -> bool:
-    """Whether features turn NaN with what a block gives; True where that cannot be tried."""
+@torch.no_grad()
+def feeds(model: nn.Module, name: str, read: Callable[[], Tensor]) -> bool:
+    """Whether what is read turns NaN with what a block gives; True where that cannot be tried."""
 
     def ink(_: nn.Module, __: Any, output: Any) -> Any:
         if isinstance(output, tuple):
             return tuple(torch.full_like(part, torch.nan) for part in output)
         return torch.full_like(output, torch.nan)
 
-    handle = whole.model.get_submodule(name).register_forward_hook(ink)
+    handle = model.get_submodule(name).register_forward_hook(ink)
     try:
-        return bool(whole.read(example)[0].isnan().any())
+        return bool(read().isnan().any())
     except Exception:  # an output of another kind, or a model that refuses NaN in its own way
         return True
     finally:
