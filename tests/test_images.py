@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.io import savemat
+from torch.utils.data import DataLoader
 
 from immunis import InputError, SettingsError, Task
 from immunis.datasets import images, read_images
@@ -120,6 +121,40 @@ class TestLayouts:
         pyarrow.parquet.write_table(told, tmp_path / "train.parquet")
         assert read_images(tmp_path, "train", 16).classes is None
 
+    def test_an_unlabelled_test_split_does_not_stand_before_a_labelled_one(self, tmp_path):
+        for split in ("train", "val"):
+            write_folders(tmp_path / "flat", split)
+        (tmp_path / "flat" / "test" / "images").mkdir(parents=True)
+        (tmp_path / "flat" / "test" / "images" / "0.png").write_bytes(picture())
+        train = read_images(tmp_path / "flat", "train", 16)
+        with pytest.warns(UserWarning, match="val is the test data, for .*'images' is not among"):
+            found = read_images(tmp_path / "flat", "test", 16, train.classes)
+        assert len(found) == len(train)
+        write_parquet(tmp_path / "hub" / "validation.parquet")
+        table = pa.table({"image": [picture()] * 2, "label": [-1, -1]})
+        pyarrow.parquet.write_table(table, tmp_path / "hub" / "test.parquet")
+        with pytest.warns(UserWarning, match="lacks its image or its label .got -1"):
+            assert len(read_images(tmp_path / "hub", "test", 16)) == 12
+
+    def test_parquet_whose_splits_name_classes_otherwise_is_refused(self, tmp_path):
+        for split, names in (("train", ["a", "b"]), ("test", ["b", "a"])):
+            told = {"info": {"features": {"label": {"names": names}}}}
+            table = pa.table({"image": [picture()] * 2, "label": [0, 1]})
+            table = table.replace_schema_metadata({b"huggingface": json.dumps(told).encode()})
+            pyarrow.parquet.write_table(table, tmp_path / f"{split}.parquet")
+        with pytest.raises(InputError, match="its classes are not those of the training images"):
+            read_images(tmp_path, "test", 16, read_images(tmp_path, "train", 16).classes)
+
+    def test_a_loader_of_images_counts_what_is_corrupt(self, tmp_path):
+        write_folders(tmp_path, "train")
+        next((tmp_path / "train").rglob("*.png")).write_bytes(b"no image")
+        loader = DataLoader(read_images(tmp_path, "train", 16), 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            task = Task(loader, name="own")
+        assert sum(len(y) for _, y in task.train.batches()) == 11
+        assert len(task.train.corrupt) == 1
+
     def test_stanford_cars_with_its_devkit(self, tmp_path):
         write_cars(tmp_path)
         train, test = (read_images(tmp_path, split, 16) for split in ("train", "test"))
@@ -188,6 +223,7 @@ class TestTasks:
     def test_a_transfer_task_comes_along(self, folder):
         tasks = images("own", "harm", transfer="own", size=16, memory=True, folder=str(folder))
         assert [task.name for task in tasks.transfer] == ["own"]
+        assert tasks.harmful.class_names == ["class0", "class1"]
 
     def test_sizes_and_names_are_checked(self, folder):
         with pytest.raises(SettingsError, match="at least 8 pixels"):
@@ -198,6 +234,8 @@ class TestTasks:
             {"data": {"source": "images", "primary": "own", "harmful": "harm", "size": 16}},
             folder / "r.toml",
         )
+        with pytest.raises(SettingsError, match="reads images, and measure looks at inputs as"):
+            recipe.check_measured()
         assert recipe.tasks(str(folder)).primary.input_shape == (3, 16, 16)
 
     def test_fingerprints_tell_data_apart_without_decoding(self, folder):

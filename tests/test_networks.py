@@ -171,6 +171,56 @@ def test_weights_carry_what_made_them(released, tmp_path):
     assert torch.equal(fresh(x), released.model(x))
 
 
+class Odd(nn.Module):
+    """A state of more than tensors, or of tensors within others."""
+
+    def __init__(self, extra):
+        super().__init__()
+        self.layer, self.extra = nn.Linear(192, 4), extra
+        self.register_buffer("whole", torch.arange(6.0))
+        self.register_buffer("part", self.whole[2:])
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+    def get_extra_state(self):
+        return {"seen": 3} if self.extra else torch.ones(1)
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_state_of_more_than_tensors_is_refused_and_overlapping_ones_are_written():
+    with pytest.raises(InputError, match=r"state holds a dict \(_extra_state\)"):
+        weights(Odd(True))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), Odd(True))
+    model[3].layer = nn.Linear(8, 4)
+    training = {"steps": 1, "batch": 16, "harmful_batch": 40, "evaluate": 1}
+    assert immunize(model, *tasks(), "probe", head="3.layer", training=training).model is not model
+    assert b"part" in weights(Odd(False))
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.LazyLinear(4)), "has no values yet"),
+        (nn.Linear(192, 4, device="meta"), "has no values yet"),
+        (nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(192, 4))), "cannot be copied"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_models_that_cannot_be_trained_say_why(model, told):
+    with pytest.raises(InputError, match=told):
+        immunize(model, *tasks(), "probe", training={"steps": 1})
+
+
+def test_a_recipe_may_name_the_head(recipe, tmp_path):
+    path = recipe.parent / "named.toml"
+    path.write_text(TOML.replace("network = [24, 12]", 'timm = "resnet10t"\nhead = "fc"'))
+    assert load_recipe(path).head == "fc"
+    assert load_recipe(recipe).head is None
+
+
 def test_shared_tensors_are_written_out():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -38,7 +38,10 @@ _FULL = StateDictOptions(full_state_dict=True)
 def model_state(model: nn.Module) -> dict[str, Any]:
     """A model's whole state on the CPU, whatever it is wrapped or sharded by."""
     state: dict[str, Any] = get_model_state_dict(model, options=_FULL)
-    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+    return {
+        name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
+        for name, value in state.items()
+    }
 
 
 def save(
@@ -109,7 +112,8 @@ def load(
     content = read(path)
     mine, theirs = model_state(model), content["model"]
     wrong = [k for k in {*mine, *theirs} if k not in mine or k not in theirs]
-    wrong += [k for k in mine if k in theirs and mine[k].shape != theirs[k].shape]
+    shapes = [{k: getattr(v, "shape", None) for k, v in state.items()} for state in (mine, theirs)]
+    wrong += [k for k in mine if k in theirs and shapes[0][k] != shapes[1][k]]
     if wrong:
         raise InputError(
             f"checkpoint {path} is of another model: {len(wrong)} tensors differ in name or shape, "

@@ -54,6 +54,7 @@ def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json
     from immunis.tables import measure_table
 
     chosen = load_recipe(recipe)
+    chosen.check_measured()
     folder = take(output or f"immunis-runs/{chosen.name}-measure", "measure")
     with bar(f"measure {chosen.name}", json):
         tasks = chosen.tasks(data)

@@ -136,6 +136,10 @@ def defend(
             "--compile, or Hardware(compile=True), compiles it for training."
         )
     for name, parameter in model.named_parameters():
+        if parameter.is_meta or isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise InputError(
+                f"the model's {name} has no values yet. Load its weights, or run a lazy model once."
+            )
         if parameter.dtype == torch.float16:
             raise InputError(
                 f"the model's {name} is in float16, in which a step is lost or overflows. Call "
@@ -143,7 +147,13 @@ def defend(
             )
         if not bool(torch.isfinite(parameter).all()):
             raise InputError(f"the model's {name} holds NaN or infinities; load other weights.")
-    plain = copy.deepcopy(model).eval()
+    try:
+        plain = copy.deepcopy(model).eval()
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"the model cannot be copied: {str(error).splitlines()[0][:200]} It must not keep what "
+            "a forward pass computed; of weight_norm, take that of nn.utils.parametrizations."
+        ) from error
     example = primary.train.first(2)
     whole = cut(plain, example, primary.outputs, head)
     if whole.head is None:

@@ -130,7 +130,8 @@ def estimate_audit(
     samples = samples_of(tasks.attacker)
     example = torch.from_numpy(samples.train.inputs[:2])
     device = device_of((hardware or Hardware()).device)
-    whole, reader = cut(model, example, tasks.primary.outputs).on(device), Reader(example)
+    whole = cut(model, example, tasks.primary.outputs, recipe.head).on(device)
+    reader = Reader(example)
     for name, count in counts.items():
         arena = Arena(
             whole, samples.kind, samples.outputs, samples.train, samples.test,
@@ -211,7 +212,8 @@ def _training(
     example = tasks.primary.train.first(2)
     if recipe.pretrain is not None:
         assert isinstance(model, nn.Module)
-        whole, how = cut(model, example, tasks.primary.outputs), training_of(recipe.pretrain)
+        how = training_of(recipe.pretrain)
+        whole = cut(model, example, tasks.primary.outputs, recipe.head)
         found.parts["pre-training"] = _steps(whole, supervised_only(), tasks, how, hardware, False)
     for label, table in tables.items():
         own, method = recipe.training_for(table), get_method(table["name"])
@@ -221,7 +223,7 @@ def _training(
             found.parts[label] = _solved(recipe, table, model, tasks, steps)
             continue
         assert isinstance(model, nn.Module)
-        whole = cut(model, example, tasks.primary.outputs)
+        whole = cut(model, example, tasks.primary.outputs, recipe.head)
         assert method.objective is not None
         objective = method.objective(method.configure(settings, network=True), whole)
         once = _steps(whole, objective, tasks, training_of(own), hardware, True)

@@ -320,10 +320,13 @@ def state_digest(model: nn.Module) -> str:
     return tensors_digest(model.state_dict())
 
 
-def tensors_digest(state: Mapping[str, Tensor]) -> str:
+def tensors_digest(state: Mapping[str, Any]) -> str:
     """Hash of named tensors: names, types, shapes, and every bit."""
     total = hashlib.sha256()
     for name, tensor in sorted(state.items()):
+        if not isinstance(tensor, Tensor):  # of a module's get_extra_state
+            total.update(f"{name} {tensor!r}\n".encode())
+            continue
         raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         total.update(raw.data)

@@ -57,7 +57,7 @@ def original(
     path = None if store is None else store / f"original-{key[:16]}.safetensors"
     if _kept(model, path):
         return model
-    whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs)
+    whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs, recipe.head)
     place = None if store is None else store / f"pretraining-{key[:16]}"
     result = fit(
         whole, supervised_only(), tasks.primary, None, training_of(recipe.pretrain), hardware,
@@ -105,9 +105,10 @@ def defended(
     name = settings.pop("name")
     for key in ("label", "training"):
         settings.pop(key, None)
+    training = recipe.training_for(table)
     return immunize(
         model, tasks.primary, tasks.harmful, name,
-        training=recipe.training_for(table), hardware=hardware,
+        head=None if training is None else recipe.head, training=training, hardware=hardware,
         folder=folder, resume=resume, wandb=wandb, seed=recipe.seed if seed is None else seed,
         progress=lambda share: progress(name, share), **settings,
     )  # fmt: skip
@@ -231,7 +232,8 @@ def audit_recipe(
     chosen = own if attacks is None else attacks
     result = audit(
         models, tasks.primary, tasks.attacker, tasks.transfer, chosen,
-        defender=tasks.harmful, device=device, progress=progress, **options, **more,
+        defender=tasks.harmful, device=device, progress=progress, head=recipe.head,
+        **options, **more,
     )  # fmt: skip
     figures = {**result.record.figures, **({"training": training} if training else {})}
     record = dataclasses.replace(result.record, seed=recipe.seed, figures=figures)

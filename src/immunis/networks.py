@@ -68,8 +68,8 @@ def named_network(
             elif library == "torchvision":
                 import torchvision
 
-                kind = "DEFAULT" if pretrained else None
-                model = torchvision.models.get_model(name, weights=kind, **more)
+                own = {"weights": "DEFAULT"} if pretrained else {"num_classes": classes}
+                model = torchvision.models.get_model(name, **own, **more)
                 _fit_head(model, classes)
             else:
                 model = _transformers(name, classes, pretrained, more)
@@ -134,7 +134,8 @@ def _fit_head(model: nn.Module, classes: int) -> None:
     name, head = linear[-1]
     if head.out_features != classes:
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, nn.Linear(head.in_features, classes))
+        new = nn.Linear(head.in_features, classes, bias=head.bias is not None)
+        setattr(model.get_submodule(parent), last, new)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:

@@ -7,6 +7,7 @@ half-precision floats are widened without loss where they are used.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -74,6 +75,9 @@ class Split:
         self._fingerprint: str | None = None
         self._memory: Batch | None = None
         self._loader: DataLoader | Dataset | None = None
+        if isinstance(source, DataLoader) and source.collate_fn is default_collate:
+            source = copy.copy(source)
+            source.collate_fn = collate  # joins alike, and counts what cannot be read
         if isinstance(source, DataLoader | Dataset):
             self._loader = source
         elif isinstance(source, tuple | list) and len(source) == 2:
@@ -190,7 +194,7 @@ class Split:
         if not {item.name for item in bad} - self.corrupt:
             return
         self.corrupt |= {item.name for item in bad}
-        total = len(self._loader)  # type: ignore[arg-type]
+        total = len(getattr(self._loader, "dataset", self._loader))  # type: ignore[arg-type]
         if len(self.corrupt) > max(1, MOST_CORRUPT * total):
             raise InputError(
                 f"{self.where}: {len(self.corrupt)} of {total} samples cannot be read, the last "

@@ -81,7 +81,8 @@ def stages_of(
     ran = whole.capture(example, names)
     through = parameters_below(whole, example)
     alone = whole.capture(example[:1], names)
-    place = {name: _samples(output, alone.get(name)) for name, output in ran.items()}
+    several = len(example) > 1
+    place = {n: _samples(z, alone.get(n)) if several else 0 for n, z in ran.items()}
     names = [
         name
         for name in ran
@@ -104,8 +105,6 @@ def _samples(several: Any, one: Any) -> int | None:
         return 0  # as far as can be told
     if len(shapes[0]) != len(shapes[1]):
         return None
-    if shapes[0][:1] == shapes[1][:1] == (1,):  # there is one sample only
-        return 0
     moved = [i for i, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
     return moved[0] if moved in ([0], [1]) and shapes[1][moved[0]] == 1 else None
 

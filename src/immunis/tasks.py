@@ -8,6 +8,7 @@ from zero.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ class Task:
         name: how the task is called in tables, records and errors.
         classes: number of classes ``C`` (labels are ``0..C-1``), when it is known and a
             pass over a loader's labels should be spared.
+        names: what the classes are called, by label; by default as the data set's ``classes`` say.
 
     Raises:
         InputError: for data that cannot be used; the message says why.
@@ -37,9 +39,15 @@ class Task:
     """
 
     def __init__(
-        self, train: Any, test: Any = None, name: str = "task", *, classes: int | None = None
+        self,
+        train: Any,
+        test: Any = None,
+        name: str = "task",
+        *,
+        classes: int | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
-        self.name = str(name)
+        self.name, self._names = str(name), names
         self.train = Split(train, f"{self.name} train")
         self.test = None if test is None else Split(test, f"{self.name} test")
         first_inputs, first_labels = next(self.train.batches(2))
@@ -87,8 +95,8 @@ class Task:
 
     @property
     def class_names(self) -> list[str]:
-        """What the classes are called: as the data set's own ``classes`` say, or their labels."""
-        own = getattr(self.train.source, "classes", None)
+        """What the classes are called: as given, or as the data set has it, or their labels."""
+        own = self._names or getattr(self.train.source, "classes", None)
         if isinstance(own, list | tuple) and self.classes and self.classes[-1] < len(own):
             return [str(own[label]) for label in self.classes]
         return [str(label) for label in self.classes]

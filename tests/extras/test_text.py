@@ -5,8 +5,8 @@ import torch
 import transformers
 from torch import nn
 
-from immunis import Task, audit, immunize
-from immunis.export import export
+from immunis import SettingsError, Task, audit, immunize
+from immunis.export import config, export
 from immunis.features import cut
 from immunis.plan import Training
 
@@ -70,6 +70,39 @@ def test_earlier_layers_of_an_encoder_are_attacked():
     assert {name: row["original"]["status"] for name, row in rows.items()} == dict.fromkeys(
         rows, "done"
     )
+
+
+def test_a_head_put_in_place_of_another_is_counted(tmp_path):
+    model = classifier()
+    model.classifier = nn.Linear(model.config.hidden_size, 5)
+    assert len(config(model)["id2label"]) == 5
+    assert len(model.config.id2label) == 3  # the model's own is left as it is
+    model.classifier = nn.Linear(model.config.hidden_size + 1, 5)
+    with pytest.raises(SettingsError, match="would build another Bert.*classifier"):
+        config(model)
+
+
+def test_a_wrapper_with_a_configuration_is_no_transformers_model():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = classifier()
+            self.config = self.inner.config
+
+    assert config(Wrapped()) == {"architectures": ["Wrapped"], "library": "torch"}
+
+
+def test_a_bare_encoder_is_trained_with_a_head_beside_it(tmp_path):
+    primary, harmful = tokens(60, 3, 1), tokens(60, 2, 2)
+    encoder = classifier().bert
+    training = Training(layers=["encoder.layer.1"], steps=3, batch=16, harmful_batch=40, evaluate=1)
+    head = nn.Linear(encoder.config.hidden_size, 3)
+    result = immunize(encoder, primary, harmful, "probe", head=head, training=training)
+    export(result.model, result.record, tmp_path)
+    again = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    x = primary.test.first(4)
+    assert torch.allclose(again(x).pooler_output, result.model(x).pooler_output, atol=1e-6)
+    assert result.head.out_features == 3
 
 
 def test_it_is_trained_and_loads_with_from_pretrained(tmp_path):

@@ -135,6 +135,49 @@ def test_other_architectures_are_cut_well(name, last):
     assert whole.stages[-1].startswith(last)
 
 
+@pytest.mark.filterwarnings("ignore::immunis.RankWarning")
+@pytest.mark.parametrize("options", [{"output_stride": 8}, {"global_pool": "max"}])
+def test_an_export_that_timm_would_build_to_answer_otherwise_is_refused(options, tmp_path):
+    primary, harmful = pair()
+    model = timm.create_model("test_resnet", num_classes=4, **options).eval()
+    result = immunize(model, primary, harmful, "probe", training=SHORT)
+    with pytest.raises(SettingsError, match="differs in its answers"):
+        export(result.model, result.record, tmp_path)
+    export(result.model, result.record, tmp_path, options=options)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    x = primary.test.first(3)
+    assert torch.allclose(again(x), result.model(x), atol=1e-5)
+
+
+def test_an_export_of_other_than_three_channels_keeps_its_first_layer(tmp_path):
+    model = timm.create_model("test_resnet", num_classes=4, in_chans=4).eval()
+    made = config(model, options={"in_chans": 4})
+    assert made["pretrained_cfg"]["first_conv"] is None
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    (tmp_path / "model.safetensors").write_bytes(weights(model))
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    x = torch.randn(2, 4, 32, 32)
+    assert torch.equal(again(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"), [("vit", 5), ("swin_v2_t", 8), ("maxvit_t", 7), ("mobilenet_v3_small", 14)]
+)
+def test_torchvision_models_are_cut_into_their_blocks(name, stages):
+    torchvision = pytest.importorskip("torchvision")
+    if name == "vit":
+        model = torchvision.models.VisionTransformer(32, 8, 4, 2, 16, 32, num_classes=4).eval()
+    else:
+        model = named_network("torchvision", name, 4)
+        assert model.state_dict().keys() == (
+            torchvision.models.get_model(name, num_classes=4).state_dict().keys()
+        )
+    inputs = torch.randn(2, 3, *[{"vit": 32, "maxvit_t": 224}.get(name, 64)] * 2)
+    whole = cut(model, inputs, 4)
+    assert len(whole.stages) == stages
+    assert all(z.shape[1] > 8 for z in whole.read(inputs, whole.stages))
+
+
 def test_a_timm_model_of_other_classes_is_refused():
     model = named_network("timm", "resnet10t", 10)
     with pytest.raises(InputError, match="has 10 outputs"):

@@ -32,8 +32,9 @@ def images(
     """Read images: folders, Hugging Face parquet, Stanford Cars' devkit, or timm's readers.
 
     Within each harmful class every second training image is kept from the defender and
-    given to the attacker. Images that occur twice are kept once, and those of the test split
-    are dropped from training, so that nobody is scored on what they have seen. ``memory``
+    given to the attacker. Harmful (and transfer) images that occur twice are kept once, and those
+    of the test split are dropped from training, so that nobody is scored on what they have seen.
+    Primary images are taken as they are: the same model is scored before and after. ``memory``
     decodes everything once, up front, in an order that does not depend on the layout;
     ``cache`` keeps decoded pixels for later epochs and runs, in ``$IMMUNIS_CACHE`` or
     ``~/.cache/immunis/pixels``; with ``decode="device"`` a GPU decodes JPEGs itself;
@@ -48,11 +49,12 @@ def images(
     if decode == "device" and (memory or cache):
         raise SettingsError("decode = 'device' is for images that neither memory nor cache keeps.")
 
-    def parts(name: str, distinct: bool) -> tuple[Any, Any, list[int]]:
+    def parts(name: str, distinct: bool) -> tuple[Any, Any, list[int], Sequence[str] | None]:
         reader = TIMM if name.startswith(TIMM) else ""
         where = f"{reader}{data_folder(name.removeprefix(TIMM), folder)}"
         train = read_images(where, "train", size, None, scaling)
-        test = read_images(where, "test", size, getattr(train, "classes", None), scaling)
+        names = getattr(train, "classes", None)
+        test = read_images(where, "test", size, names, scaling)
         if cache:
             place = os.environ.get("IMMUNIS_CACHE") or Path.home() / ".cache" / "immunis" / "pixels"
             both = [_images(part, name, "cache = true") for part in (train, test)]
@@ -65,17 +67,19 @@ def images(
         if distinct and isinstance(train, Images) and isinstance(test, Images):
             train = _distinct(train, test, name)
         labels = [i.label for i in train.items] if isinstance(train, Images) else labels_of(train)
-        return train, test, labels
+        return train, test, labels, names
 
-    def task(train: Any, test: Any, name: str, labels: Sequence[int]) -> Task:
+    def task(
+        train: Any, test: Any, name: str, labels: Sequence[int], names: Sequence[str] | None
+    ) -> Task:
         classes = len(set(labels)) if set(labels) == set(range(len(set(labels)))) else None
         if memory:
             train, test = load(train, f"{name} train"), load(test, f"{name} test")
-        return Task(train, test, name, classes=classes)
+        return Task(train, test, name, classes=classes, names=names)
 
-    train, test, labels = parts(primary, False)
-    first = task(train, test, Path(primary).name, labels)
-    train, test, labels = parts(harmful, True)
+    train, test, labels, names = parts(primary, False)
+    first = task(train, test, Path(primary).name, labels, names)
+    train, test, labels, names = parts(harmful, True)
     name = Path(harmful).name
     turns: dict[int, int] = {}
     mine: dict[bool, list[int]] = {True: [], False: []}
@@ -83,12 +87,12 @@ def images(
         turns[label] = turns.get(label, 0) + 1
         mine[turns[label] % 2 == 1].append(row)
     halves = [_subset(train, mine[turn]) for turn in (True, False)]
-    defender = task(halves[0], test, name, labels)
-    attacker = task(halves[1], test, f"{name} (attacker)", labels)
+    defender = task(halves[0], test, name, labels, names)
+    attacker = task(halves[1], test, f"{name} (attacker)", labels, names)
     others: tuple[Task, ...] = ()
     if transfer is not None:
-        train, test, labels = parts(transfer, True)
-        others = (task(train, test, Path(transfer).name, labels),)
+        train, test, labels, names = parts(transfer, True)
+        others = (task(train, test, Path(transfer).name, labels, names),)
     return Tasks(first, defender, attacker, others)
 
 

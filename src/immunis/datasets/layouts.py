@@ -43,7 +43,9 @@ def read_images(
 ) -> Dataset:
     """Read one split (``"train"`` or ``"test"``) of a data set in any of the known layouts.
 
-    ``classes`` are those of the training split, so that the test split numbers them alike.
+    ``classes`` are those of the training split, so that the test split numbers them alike. Of
+    several that may be the test split the first that can be used is, so that an unlabelled
+    ``test`` does not stand before ``val``.
 
     Raises:
         InputError: where the folder holds none of them, or lacks a column or file.
@@ -52,23 +54,44 @@ def read_images(
     if not base.is_dir():
         raise InputError(f"image folder {base} does not exist.")
     names = TEST_NAMES if split == "test" else (split,)
-    if timm:
-        return _timm(base, names, size, classes, scaling)
+    refused: InputError | None = None
     for name in names:
-        places = f"{name}.parquet", f"data/{name}-*.parquet", f"{name}-*.parquet"
-        files = next((f for place in places if (f := sorted(base.glob(place)))), [])
-        if files:
-            found, classes = _parquet(files)
-            return Images(found, size, classes, scaling)
-        if (base / name).is_dir():
-            found, classes = _folders(base / name, classes)
-            return Images(found, size, classes, scaling)
+        try:
+            data = (_timm if timm else _named)(base, name, size, classes, scaling)
+        except InputError as error:
+            refused = refused or error
+            continue
+        if data is not None:
+            if refused is not None:
+                warnings.warn(f"{base}: {name} is the test data, for {refused}", stacklevel=2)
+            return data
+    if refused is not None:
+        raise refused
+    if timm:  # it would read all of the folder
+        raise InputError(f"{base} holds no folder {' or '.join(names)} for timm to read.")
     if any(base.glob("**/cars_*_annos*.mat")):
         return Images(_cars(base, split), size, scaling=scaling)
     raise InputError(
         f"{base} holds no {split} images: expected {names[0]}.parquet, {names[0]}/CLASS/*.jpg, or "
         "Stanford Cars' devkit beside its images."
     )
+
+
+def _named(
+    base: Path, name: str, size: int, classes: Sequence[str] | None, scaling: Scaling
+) -> Images | None:
+    """A split as parquet files or class folders; None where neither is there."""
+    places = f"{name}.parquet", f"data/{name}-*.parquet", f"{name}-*.parquet"
+    files = next((f for place in places if (f := sorted(base.glob(place)))), [])
+    if files:
+        found, own = _parquet(files)
+        if classes is not None and own is not None and list(classes) != list(own):
+            raise InputError(f"{files[0]}: its classes are not those of the training images.")
+        return Images(found, size, own if classes is None else classes, scaling)
+    if (base / name).is_dir():
+        found, classes = _folders(base / name, classes)
+        return Images(found, size, classes, scaling)
+    return None
 
 
 def _folders(base: Path, classes: Sequence[str] | None) -> tuple[list[Item], Sequence[str]]:
@@ -107,8 +130,9 @@ def _parquet(files: Sequence[Path]) -> tuple[list[Item], Sequence[str] | None]:
                 names = names or _class_names(table.schema_arrow, columns[1])
                 for row, (picture, label) in enumerate(_rows(file, table, *columns)):
                     content = picture["bytes"] if isinstance(picture, dict) else picture
-                    if content is None or label is None:
-                        raise InputError(f"{file}, row {row} lacks its image or its label.")
+                    if content is None or label is None or label < 0:
+                        told = f"{file}, row {row} lacks its image or its label (got {label})."
+                        raise InputError(told)
                     items.append(Item(content, label, f"{file.name} row {row}"))
         except (OSError, pyarrow.ArrowException, MemoryError) as error:
             raise InputError(f"{file} is not a readable parquet file: {error}.") from error
@@ -218,9 +242,9 @@ def _check_mat(path: Path) -> None:
 
 
 def _timm(
-    base: Path, names: Sequence[str], size: int, classes: Sequence[str] | None, scaling: Scaling
-) -> Dataset:
-    """A folder as timm's own reader sees it."""
+    base: Path, name: str, size: int, classes: Sequence[str] | None, scaling: Scaling
+) -> Dataset | None:
+    """A folder as timm's own reader sees it; None where there is none."""
     try:
         from timm.data import create_dataset
     except ImportError as error:
@@ -231,17 +255,16 @@ def _timm(
         picture.convert("RGB").save(buffer, "PNG")
         return normalised(decode(buffer.getvalue(), size), scaling)
 
-    there = [name for name in names if (base / name).is_dir()]
-    if not there:  # timm would read all of the folder
-        raise InputError(f"{base} holds no folder {' or '.join(names)} for timm to read.")
+    if not (base / name).is_dir():
+        return None
     try:
-        data: Any = create_dataset("", root=str(base), split=there[0], transform=transform)
+        data: Any = create_dataset("", root=str(base), split=name, transform=transform)
     except Exception as error:  # timm's readers raise what they like
-        raise InputError(f"timm cannot read {base / there[0]}: {error}") from error
+        raise InputError(f"timm cannot read {base / name}: {error}") from error
     labels_of(data)
     data.classes = sorted(data.reader.class_to_idx, key=data.reader.class_to_idx.get)
     if classes is not None and list(classes) != data.classes:
-        raise InputError(f"{base}: classes of {there[0]} are not those of the training images.")
+        raise InputError(f"{base}: classes of {name} are not those of the training images.")
     return data
 
 

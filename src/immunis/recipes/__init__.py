@@ -42,7 +42,7 @@ KINDS: dict[str, Any] = {
     "network": Sequence[int],
     **dict.fromkeys(LIBRARIES, str),
 }
-MODEL = {**KINDS, "pretrained": bool, "checkpoint": str, "options": dict}
+MODEL = {**KINDS, "pretrained": bool, "checkpoint": str, "options": dict, "head": str}
 AUDIT = {
     "attacks": str | Sequence[str],
     "seeds": int,
@@ -80,7 +80,8 @@ class Recipe:
         model: ``{"init": "identity" | "random"}``, ``{"weights": "layer.safetensors"}``, or
             ``{"network": [128, 64]}`` for a small network pre-trained on the primary task; or
             ``{"timm": "resnet18"}`` (``torchvision``, ``transformers``) with ``pretrained``, a
-            local ``checkpoint`` and the library's own ``options``.
+            local ``checkpoint``, the library's own ``options``, and ``head``, the name of its
+            linear head where it cannot be told.
         pretrain: settings of ``Training``: the network is trained on the primary task first;
             None where it is not.
         training: settings of ``Training``: methods train the network; None where they do not.
@@ -101,6 +102,11 @@ class Recipe:
     training: Mapping[str, Any] | None = None
     seed: int = 0
     folder: Path = Path(".")
+
+    @property
+    def head(self) -> str | None:
+        """Name of the network's head, if the recipe has it."""
+        return self.model.get("head")
 
     def to_dict(self) -> dict[str, Any]:
         """What a record keeps of the recipe."""
@@ -127,6 +133,19 @@ class Recipe:
                 options["folder"] = str(self.folder / options.get("folder", "."))
         return source(**options)
 
+    def check_measured(self) -> None:
+        """Refuse inputs that cannot be measured as they are.
+
+        Raises:
+            SettingsError: for images.
+        """
+        if self.data["source"] == "images":
+            raise SettingsError(
+                f"{self.name} reads images, and measure looks at inputs as they are. `immunis "
+                "audit` measures a network's features; so does measure(primary, harmful, "
+                "extractor) from Python."
+            )
+
     def extractor(self, primary: Task) -> nn.Module | Tensor:
         """Return what to immunize: identity, random, from a file, or a small trained network."""
         if "weights" in self.model:
@@ -135,10 +154,12 @@ class Recipe:
             return pretrained_mlp(primary, self.model["network"], seed=self.seed)
         for library in LIBRARIES:
             if library in self.model:
-                file = self.model.get("checkpoint")
+                file, name = self.model.get("checkpoint"), self.model[library]
+                if library == "transformers" and (self.folder / name).is_dir():
+                    name = str(self.folder / name)
                 return named_network(
                     library,
-                    self.model[library],
+                    name,
                     primary.outputs,
                     pretrained=self.model.get("pretrained", False),
                     weights=None if file is None else self.folder / file,
