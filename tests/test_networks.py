@@ -14,10 +14,11 @@ from torch import nn
 from deep import small_net, tasks
 from immunis import InputError, SettingsError, immunize
 from immunis.card import render
-from immunis.export import config, export, weights
+from immunis.export import export, weights
 from immunis.lineup import original, variants
 from immunis.modelcard import model_card
 from immunis.networks import load_weights, named_network
+from immunis.rebuild import config
 from immunis.recipes import check_recipe, load_recipe
 
 TOML = """

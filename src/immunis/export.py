@@ -7,24 +7,21 @@ metadata block, ``config.json`` and ``README.md``. timm loads it with
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from immunis._version import __version__
-from immunis.datasets.pictures import shown
-from immunis.errors import InputError, SettingsError
+from immunis.errors import InputError
 from immunis.features import tensors_digest
 from immunis.files import release
 from immunis.modelcard import model_card
+from immunis.rebuild import config
 from immunis.records import Record
-from immunis.settings import differing
 
 
 def weights(model: nn.Module, record: Record | None = None) -> bytes:
@@ -59,133 +56,6 @@ def _in_order(content: bytes) -> bytes:
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
     return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[start:]))
-
-
-def config(
-    model: nn.Module, record: Record | None = None, options: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """What a library needs to build the model again: its own configuration where it has one.
-
-    timm does not keep the options a model was made with; they are given, or the recipe's.
-
-    Raises:
-        SettingsError: if timm or transformers would build another model so.
-    """
-    recipe = {} if record is None else record.settings.get("recipe", {})
-    options = dict(recipe.get("model", {}).get("options", {}) if options is None else options)
-    own: Any = getattr(model, "config", None)
-    if callable(getattr(own, "to_dict", None)) and hasattr(model, "from_pretrained"):
-        return {**_labelled(model, own).to_dict(), "architectures": [type(model).__name__]}
-    pretrained: Any = getattr(model, "pretrained_cfg", None)
-    if isinstance(pretrained, Mapping):
-        keep = ("input_size", "mean", "std", "interpolation", "crop_pct", "pool_size")
-        first, head = pretrained.get("first_conv"), pretrained.get("classifier")
-        channels = options.get("in_chans", 3)
-        _check_rebuilt(model, pretrained, channels, options)
-        return {
-            "architecture": pretrained["architecture"],
-            "num_classes": _classes(model),
-            "num_features": getattr(model, "num_features", None),
-            "pretrained_cfg": {
-                **{key: pretrained[key] for key in keep if pretrained.get(key) is not None},
-                "num_classes": _classes(model),
-                "first_conv": first if channels == 3 else None,  # else timm adapts what fits
-                "classifier": head,
-                **(shown(recipe.get("data", {})) or {}),
-            },
-            **({"model_args": options} if options else {}),
-        }
-    if named := recipe.get("model", {}).get("torchvision"):
-        found = {"library": "torchvision", "architecture": named, "num_classes": _labels(model)}
-        return {**found, **({"model_args": options} if options else {})}
-    return {"architectures": [type(model).__name__], "library": "torch"}
-
-
-def _classes(model: nn.Module) -> int | None:
-    """Outputs of a timm model's head, which may stand in place of the one it was made with."""
-    head: Any = getattr(model, "get_classifier", lambda: None)()
-    return getattr(head, "out_features", getattr(model, "num_classes", None))
-
-
-def _labels(model: nn.Module) -> int | None:
-    """Outputs of a model's last linear layer, its head as a rule."""
-    linear = [m.out_features for m in model.modules() if isinstance(m, nn.Linear)]
-    return linear[-1] if linear else None
-
-
-def _shapes(model: nn.Module) -> dict[str, Any]:
-    return {key: tuple(value.shape) for key, value in model.state_dict().items()}
-
-
-def _labelled(model: Any, own: Any) -> Any:
-    """A transformers model's configuration, with as many labels as its head now has.
-
-    Raises:
-        SettingsError: where that configuration makes a model of other shapes.
-    """
-    own = copy.deepcopy(own)
-
-    def apart() -> list[str]:
-        with torch.device("meta"):
-            return differing(_shapes(model), _shapes(type(model)(own)))
-
-    try:
-        if apart():
-            own.num_labels = _labels(model)
-        left = apart()
-    except Exception:  # a class that is not made of its configuration alone: it knows best
-        return model.config
-    if left:
-        raise SettingsError(
-            f"from_pretrained would build another {type(model).__name__} than this one (it differs "
-            f"in {left[0]}). Change the model's config to fit it first."
-        )
-    return own
-
-
-def _check_rebuilt(
-    model: nn.Module, pretrained: Mapping[str, Any], channels: int, options: Mapping[str, Any]
-) -> None:
-    """Refuse options with which timm builds a model of other shapes, images or answers."""
-    import timm
-
-    name = pretrained["architecture"]
-
-    def seen(one: nn.Module) -> dict[str, Any]:
-        return {**_shapes(one), "": getattr(getattr(one, "patch_embed", None), "img_size", None)}
-
-    try:
-        again = timm.create_model(name, num_classes=_classes(model), **options)
-    except Exception as error:  # options may be wrong in any way
-        raise SettingsError(f"timm cannot build {name} with {dict(options)}: {error}") from error
-    apart = differing(seen(model), seen(again))
-    if not apart and _answers_differ(model, again, (channels, *_image_size(model, pretrained))):
-        apart = ["its answers"]
-    if apart:
-        raise SettingsError(
-            f"timm.create_model({name!r}) with {dict(options) or 'no options'} builds another "
-            f"model (it differs in {apart[0] or 'the image size'}). Give export the options that "
-            'this one was made with: export(..., options={"img_size": ...}).'
-        )
-
-
-def _image_size(model: nn.Module, pretrained: Mapping[str, Any]) -> Sequence[int]:
-    own = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    return tuple(pretrained.get("input_size", (3, 224, 224)))[1:] if own is None else own
-
-
-@torch.no_grad()
-def _answers_differ(model: nn.Module, again: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Whether a model with another's weights answers a random image otherwise."""
-    model = copy.deepcopy(model).to("cpu", torch.float32).eval()
-    again.load_state_dict(model.state_dict())
-    image = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-    try:
-        one = model(image)
-    except Exception:  # not made for such images: it cannot be tried
-        return False
-    other = again.eval()(image)
-    return not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()))
 
 
 def files(

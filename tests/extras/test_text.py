@@ -6,9 +6,10 @@ import transformers
 from torch import nn
 
 from immunis import SettingsError, Task, audit, immunize
-from immunis.export import config, export
+from immunis.export import export
 from immunis.features import cut
 from immunis.plan import Training
+from immunis.rebuild import config
 
 
 def classifier():

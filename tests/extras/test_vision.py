@@ -15,12 +15,13 @@ pytest.importorskip("timm")
 from deep import image_task
 from immunis import InputError, SettingsError, audit, immunize
 from immunis.datasets import images, read_images
-from immunis.export import config, export, weights
+from immunis.export import export, weights
 from immunis.features import cut
 from immunis.lineup import defended, original
 from immunis.methods import get_method
 from immunis.networks import load_weights, named_network
 from immunis.plan import Hardware, Training
+from immunis.rebuild import config
 from immunis.recipes import load_recipe
 from immunis.runs import Run
 from test_images import write_cars, write_folders
