@@ -5,6 +5,7 @@ from torch import nn
 from immunis import InputError, SettingsError
 from immunis.features import cut
 from immunis.fresh import reinitialise, untrained
+from immunis.outputs import channels_last
 
 
 class Residual(nn.Module):
@@ -414,6 +415,37 @@ class Last(nn.Module):
     def forward(self, x):
         z = self.norm(self.stem(x).permute(0, 2, 3, 1))
         return self.head(self.c(torch.relu(self.b(torch.relu(self.a(z))))).mean((1, 2)))
+
+
+class Heads(nn.Module):
+    """Two heads of one width."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        z = self.body(x)
+        return self.a(z), self.b(z)
+
+
+def test_answers_are_those_of_the_head_that_was_named():
+    model, inputs = Heads().eval(), torch.randn(5, 4)
+    for name, answer in zip("ab", model(inputs), strict=True):
+        found = cut(model, inputs[:2], outputs=3, head=name)
+        assert found.aside == (name == "b")
+        assert torch.equal(found.answers(inputs), answer)
+
+
+def test_tokens_made_by_a_convolution_have_their_channels_last():
+    class Patches(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x).flatten(2).mT
+
+    layer = Patches(3, 16, 2)
+    found = layer(torch.randn(2, 3, 8, 8)[..., :5, :5])
+    assert found.shape == (2, 16, 16)
+    assert channels_last(layer, found) is None
 
 
 def test_a_layers_parts_say_where_its_channels_are():

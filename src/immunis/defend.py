@@ -27,7 +27,7 @@ from immunis.processes import world
 from immunis.readable import rho_of_gram
 from immunis.records import Record
 from immunis.spectrum import quiet_spectrum
-from immunis.stages import feeds, parameters_below
+from immunis.stages import parameters_below
 from immunis.streams import PER_DIMENSION, SAMPLES, Stream, spread
 from immunis.tasks import Task
 from immunis.training import Fit, fit
@@ -168,7 +168,7 @@ def defend(
             f"the model answers with shape {tuple(answers.shape)}; expected one row of "
             f"{primary.outputs} outputs for each sample."
         )
-    if not feeds(plain, whole.head, lambda: logits_of(plain(fitting(plain, example)))):
+    if whole.aside:
         raise InputError(
             f"the model's answers do not come from its head {whole.head!r} (of several the first "
             "is taken). Wrap it in a module that returns what that head gives."

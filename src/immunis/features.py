@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from immunis.errors import ImmunisError, InputError, SettingsError, unknown
 from immunis.outputs import channels_last, fitting, logits_of, pooled, tensor_of
-from immunis.stages import stages_of
+from immunis.stages import feeds, stages_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Cut:
     ``trailing`` are normalisation layers behind the last stage, which belong with it.
     ``last_linear`` names the linear layer whose output is the features, if there is one;
     ``width`` is the number of features; ``turned`` names stages whose samples come second, after
-    tokens (PyTorch's ``batch_first=False``). Layers are named as in ``named_modules``;
+    tokens (PyTorch's ``batch_first=False``); ``aside`` says that the model's own answers (of
+    several the first) do not come from the head. Layers are named as in ``named_modules``;
     ``"NAME:in"`` stands for the input of that module, ``""`` for the features themselves.
     """
 
@@ -43,6 +44,7 @@ class Cut:
     last_linear: str | None
     width: int
     turned: frozenset[str] = frozenset()
+    aside: bool = False
 
     @property
     def example(self) -> Tensor:
@@ -124,11 +126,14 @@ class Cut:
     def answers(self, inputs: Tensor) -> Tensor:
         """What the model itself answers to one batch, however its head reads.
 
-        What the head makes of the features, where the model returns no such row for each input.
+        What the head makes of the features, where the model returns no such row for each input, or
+        one that is not the head's.
         """
         found = logits_of(self.model(fitting(self.model, inputs)))
         head = self.head_layer
-        if head is None or found.shape == (len(inputs), head.out_features):
+        if head is None:
+            return found
+        if not self.aside and found.shape == (len(inputs), head.out_features):
             return found
         return head(self.read(inputs)[0])
 
@@ -257,6 +262,9 @@ def cut(
                 whole = dataclasses.replace(whole, head=_guess_head(whole, example, outputs))
             (features,) = whole.read(example)
             _check_rows(whole, example, features, name)
+            if head is not None:
+                told = feeds(model, head, lambda: logits_of(model(fitting(model, example))))
+                whole = dataclasses.replace(whole, aside=not told)
             last = _last_linear(whole, example, features)
             stages, trailing, turned = stages_of(whole, example)
     except ImmunisError:

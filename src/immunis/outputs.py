@@ -58,9 +58,10 @@ def channels_last(layer: nn.Module, output: Tensor) -> bool | None:
     """
     if output.ndim not in (3, 4):
         return None
-    parts = list(layer.modules())
-    second = {m.out_channels for m in parts if isinstance(m, nn.modules.conv._ConvNd)}
-    second |= {m.num_features for m in parts if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    parts, flat = list(layer.modules()), output.ndim == 3  # of Conv2d what is flat is tokens
+    second = {m.out_channels for m in parts if isinstance(m, nn.Conv1d if flat else nn.Conv2d)}
+    norm = nn.BatchNorm1d if flat else nn.BatchNorm2d
+    second |= {m.num_features for m in parts if isinstance(m, norm)}
     last = {m.out_features for m in parts if isinstance(m, nn.Linear)}
     last |= {m.normalized_shape[-1] for m in parts if isinstance(m, nn.LayerNorm)}
     is_second, is_last = output.shape[1] in second, output.shape[-1] in last
