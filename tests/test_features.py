@@ -495,6 +495,18 @@ def test_an_extractor_may_return_more_than_a_tensor_where_a_head_is_beside_it():
         def forward(self, x):
             return {"last_hidden_state": self.layer(x)}
 
-    found = cut((Named().eval(), nn.Linear(6, 2).eval()), torch.randn(2, 5, 4))
+    head = nn.Linear(6, 2).eval()
+    found = cut((Named().eval(), head), torch.randn(2, 5, 4))
     assert found.stages == ("0",)
     assert found.answers(torch.randn(3, 5, 4)).shape == (3, 2)
+    inputs = torch.randn(3, 4, 5, 8)
+    for permuted in ((0, 1, 2, 3), (0, 3, 1, 2)):  # channels last, and second
+
+        class Images(nn.Linear):
+            def forward(self, x, order=permuted):
+                return super().forward(x).permute(order)
+
+        layer = Images(8, 6).eval()
+        expected = head(nn.functional.linear(inputs, layer.weight, layer.bias).mean((1, 2)))
+        found = cut((nn.Sequential(layer).eval(), head), inputs[:2])
+        assert torch.allclose(found.answers(inputs), expected, atol=1e-6)

@@ -194,9 +194,11 @@ class Joined(nn.Sequential):
     """An extractor and a head, which reads what the extractor gives, pooled."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The head's answers."""
+        """The head's answers; channels are where there are as many as it reads."""
         extractor, head = self
-        return head(pooled(tensor_of(extractor(inputs))))
+        found, wanted = tensor_of(extractor(inputs)), head.in_features
+        second, last = found.shape[1] == wanted, found.shape[-1] == wanted
+        return head(pooled(found, last if second != last else channels_last(extractor, found)))
 
 
 def _nhwc(model: nn.Module) -> bool:
