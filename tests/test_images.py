@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.io import savemat
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from immunis import InputError, SettingsError, Task
 from immunis.datasets import images, read_images
@@ -154,6 +154,14 @@ class TestLayouts:
             task = Task(loader, name="own")
         assert sum(len(y) for _, y in task.train.batches()) == 11
         assert len(task.train.corrupt) == 1
+
+    def test_a_loader_with_an_iteration_of_its_own_is_left_alone(self):
+        class Own(DataLoader):
+            def __iter__(self):
+                return ((x * 2, y) for x, y in super(Own, self).__iter__())
+
+        data = TensorDataset(torch.randn(20, 8), torch.arange(20) % 3)
+        assert Task(Own(data, batch_size=4), name="own").outputs == 3
 
     def test_stanford_cars_with_its_devkit(self, tmp_path):
         write_cars(tmp_path)

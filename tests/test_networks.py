@@ -1,5 +1,6 @@
 """Networks through recipes, the command line, export and local weights."""
 
+import io
 import json
 import subprocess
 import sys
@@ -185,7 +186,7 @@ class Odd(nn.Module):
         return self.layer(x.flatten(1))
 
     def get_extra_state(self):
-        return {"seen": 3} if self.extra else torch.ones(1)
+        return self.extra
 
     def set_extra_state(self, state):
         pass
@@ -193,12 +194,15 @@ class Odd(nn.Module):
 
 def test_a_state_of_more_than_tensors_is_refused_and_overlapping_ones_are_written():
     with pytest.raises(InputError, match=r"state holds a dict \(_extra_state\)"):
-        weights(Odd(True))
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), Odd(True))
+        weights(Odd({"seen": [3, None]}))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), Odd({"seen": [3, None]}))
     model[3].layer = nn.Linear(8, 4)
     training = {"steps": 1, "batch": 16, "harmful_batch": 40, "evaluate": 1}
     assert immunize(model, *tasks(), "probe", head="3.layer", training=training).model is not model
-    assert b"part" in weights(Odd(False))
+    model[3].extra = io.BytesIO(b"x")
+    with pytest.raises(InputError, match=r"state holds a BytesIO \(3\._extra_state\)"):
+        immunize(model, *tasks(), "probe", head="3.layer", training=training)
+    assert b"part" in weights(Odd(torch.ones(1)))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from deep import image_task, small_net, tasks
@@ -716,6 +717,24 @@ def test_layers_that_features_do_not_come_through_are_refused():
     training = dataclasses.replace(SHORT, layers=["aux"])
     with pytest.raises(InputError, match="the features do not come through aux"):
         immunize(Pair(), *tasks(), "probe", head="a", training=training)
+
+
+class Checkpointed(Pair):
+    """A layer that autograd's graph does not show."""
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if torch.is_grad_enabled() and not x.requires_grad:
+            x = x.detach().requires_grad_()
+        return self.a(checkpoint(self.body[1], x, use_reentrant=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_that_autograd_does_not_show_are_trained():
+    training = dataclasses.replace(SHORT, layers=["body.1"])
+    model = Checkpointed()
+    found = immunize(model, *tasks(), "probe", training=training).model
+    assert not torch.equal(found.body[1].weight, model.body[1].weight)
 
 
 def test_a_bare_encoder_is_trained_with_a_head_beside_it():

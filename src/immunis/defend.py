@@ -27,7 +27,7 @@ from immunis.processes import world
 from immunis.readable import rho_of_gram
 from immunis.records import Record
 from immunis.spectrum import quiet_spectrum
-from immunis.stages import parameters_below
+from immunis.stages import feeds, parameters_below
 from immunis.streams import PER_DIMENSION, SAMPLES, Stream, spread
 from immunis.tasks import Task
 from immunis.training import Fit, fit
@@ -175,7 +175,11 @@ def defend(
         )
     trained = set(whole.parameters_named(how.layers))
     below = parameters_below(whole, example)
-    if below and not below & {id(p) for n, p in plain.named_parameters() if n in trained}:
+    owners = {name.rpartition(".")[0] for name in trained}  # where autograd does not see them
+    if not (
+        below & {id(p) for n, p in plain.named_parameters() if n in trained}
+        or any(feeds(plain, name, lambda: whole.read(example)[0]) for name in owners)
+    ):
         raise InputError(
             f"the features do not come through {', '.join(how.layers)}: training it would change "
             "nothing. Name layers below the head."

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from immunis.errors import ImmunisError, InputError, SettingsError, unknown
-from immunis.outputs import channels_last, fitting, logits_of, pooled, tensor_of
+from immunis.outputs import channels_last, fitting, known_words, logits_of, pooled, tensor_of
 from immunis.stages import feeds, stages_of
 
 
@@ -129,7 +129,8 @@ class Cut:
         What the head makes of the features, where the model returns no such row for each input, or
         one that is not the head's.
         """
-        found = logits_of(self.model(fitting(self.model, inputs)))
+        with known_words(inputs):
+            found = logits_of(self.model(fitting(self.model, inputs)))
         head = self.head_layer
         if head is None:
             return found
@@ -173,7 +174,8 @@ class Cut:
                         if name.endswith(":in")
                         else module.register_forward_hook(after(layer))
                     )
-            output = self.model(inputs)
+            with known_words(inputs):
+                output = self.model(inputs)
         finally:
             for handle in handles:
                 handle.remove()
@@ -330,11 +332,25 @@ def state_digest(model: nn.Module) -> str:
     return tensors_digest(model.state_dict())
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a value is of numbers, words, and lists and tables of them."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, (*value, *value.values())))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)
+
+
 def tensors_digest(state: Mapping[str, Any]) -> str:
     """Hash of named tensors: names, types, shapes, and every bit."""
     total = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         if not isinstance(tensor, Tensor):  # of a module's get_extra_state
+            if not _is_plain(tensor):
+                raise InputError(
+                    f"the model's state holds a {type(tensor).__name__} ({name}), which no file of "
+                    "ours can hold. Leave it out of state_dict()."
+                )
             total.update(f"{name} {tensor!r}\n".encode())
             continue
         raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

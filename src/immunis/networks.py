@@ -69,7 +69,7 @@ def named_network(
                 import torchvision
 
                 own = {"weights": "DEFAULT"} if pretrained else {"num_classes": classes}
-                model = torchvision.models.get_model(name, **own, **more)
+                model = torchvision.models.get_model(name, **{**own, **more})
                 _fit_head(model, classes)
             else:
                 model = _transformers(name, classes, pretrained, more)

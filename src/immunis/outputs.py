@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,23 +13,27 @@ from immunis.errors import InputError
 
 
 def fitting(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Inputs on the model's device and in its dtype; whole numbers stay so for an embedding.
-
-    Raises:
-        InputError: for whole numbers, not on a device yet, that no embedding of the model knows.
-    """
+    """Inputs on the model's device and in its dtype; whole numbers stay so for an embedding."""
     parameter = next(model.parameters(), torch.zeros(()))
-    words = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    words = any(isinstance(module, nn.Embedding) for module in model.modules())
     if words and inputs.dtype in (torch.int32, torch.int64):
-        if inputs.numel() and inputs.device.type == "cpu" and not torch.compiler.is_compiling():
-            least, most = (int(value) for value in inputs.aminmax())
-            if least < 0 or most >= max(words):
-                raise InputError(
-                    f"token ids from {least} to {most}: the model's largest embedding knows 0 to "
-                    f"{max(words) - 1}. Use the model's own tokenizer."
-                )
         return inputs.to(parameter.device)
     return inputs.to(parameter.device, parameter.dtype)
+
+
+@contextmanager
+def known_words(*inputs: Tensor) -> Iterator[None]:
+    """Say of whole numbers that an embedding does not know which they were."""
+    try:
+        yield
+    except IndexError as error:
+        words = [x for x in inputs if not x.is_floating_point() and x.numel()]
+        if not words:
+            raise
+        least, most = min(int(x.min()) for x in words), max(int(x.max()) for x in words)
+        raise InputError(
+            f"token ids from {least} to {most}: {error}. Use the model's own tokenizer."
+        ) from error
 
 
 def tensor_of(output: Any) -> Tensor:

@@ -19,6 +19,10 @@ from immunis.outputs import logits_of
 from immunis.records import Record
 from immunis.settings import differing
 
+KEPT = (
+    "input_size", "fixed_input_size", "mean", "std", "interpolation", "crop_pct", "pool_size",
+)  # fmt: skip
+
 
 def config(
     model: nn.Module, record: Record | None = None, options: Mapping[str, Any] | None = None
@@ -37,21 +41,21 @@ def config(
         return {**_labelled(model, own).to_dict(), "architectures": [type(model).__name__]}
     pretrained: Any = getattr(model, "pretrained_cfg", None)
     if isinstance(pretrained, Mapping):
-        keep = ("input_size", "mean", "std", "interpolation", "crop_pct", "pool_size")
-        first, head = pretrained.get("first_conv"), pretrained.get("classifier")
-        channels = options.get("in_chans", 3)
-        _check_rebuilt(model, pretrained, channels, options)
+        own = {
+            **{key: pretrained[key] for key in KEPT if pretrained.get(key) is not None},
+            "num_classes": _classes(model),
+            "first_conv": pretrained.get("first_conv"),
+            "classifier": pretrained.get("classifier"),
+            **(shown(recipe.get("data", {})) or {}),
+        }
+        if options.get("in_chans", 3) != 3:
+            own["first_conv"] = None  # timm would adapt weights that fit
+        _check_rebuilt(model, pretrained["architecture"], own, options)
         return {
             "architecture": pretrained["architecture"],
             "num_classes": _classes(model),
             "num_features": getattr(model, "num_features", None),
-            "pretrained_cfg": {
-                **{key: pretrained[key] for key in keep if pretrained.get(key) is not None},
-                "num_classes": _classes(model),
-                "first_conv": first if channels == 3 else None,  # else timm adapts what fits
-                "classifier": head,
-                **(shown(recipe.get("data", {})) or {}),
-            },
+            "pretrained_cfg": own,
             **({"model_args": options} if options else {}),
         }
     if named := recipe.get("model", {}).get("torchvision"):
@@ -86,7 +90,8 @@ def _labelled(model: Any, own: Any) -> Any:
 
     def apart() -> list[str]:
         with torch.device("meta"):
-            return differing(_shapes(model), _shapes(type(model)(own)))
+            made = _shapes(type(model)(own))
+        return [key for key, shape in _shapes(model).items() if made.get(key) != shape]
 
     try:
         if apart():
@@ -103,22 +108,21 @@ def _labelled(model: Any, own: Any) -> Any:
 
 
 def _check_rebuilt(
-    model: nn.Module, pretrained: Mapping[str, Any], channels: int, options: Mapping[str, Any]
+    model: nn.Module, name: str, own: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
-    """Refuse options with which timm builds a model of other shapes, images or answers."""
+    """Refuse what timm builds a model of other shapes, images or answers from."""
     import timm
-
-    name = pretrained["architecture"]
 
     def seen(one: nn.Module) -> dict[str, Any]:
         return {**_shapes(one), "": getattr(getattr(one, "patch_embed", None), "img_size", None)}
 
     try:
-        again = timm.create_model(name, num_classes=_classes(model), **options)
+        again = timm.create_model(name, pretrained_cfg=dict(own), **options)
     except Exception as error:  # options may be wrong in any way
         raise SettingsError(f"timm cannot build {name} with {dict(options)}: {error}") from error
     apart = differing(seen(model), seen(again))
-    if not apart and _answers_differ(model, again, (channels, *_image_size(model, pretrained))):
+    shape = options.get("in_chans", 3), *_image_size(model, own)
+    if not apart and _answers_differ(model, again, shape):
         apart = ["its answers"]
     if apart:
         raise SettingsError(
@@ -128,9 +132,9 @@ def _check_rebuilt(
         )
 
 
-def _image_size(model: nn.Module, pretrained: Mapping[str, Any]) -> Sequence[int]:
-    own = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    return tuple(pretrained.get("input_size", (3, 224, 224)))[1:] if own is None else own
+def _image_size(model: nn.Module, own: Mapping[str, Any]) -> Sequence[int]:
+    fixed = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    return tuple(own.get("input_size", (3, 224, 224)))[1:] if fixed is None else fixed
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from immunis.errors import InputError, RankWarning, SettingsError
 from immunis.features import Cut
 from immunis.heldout import HeldOut
 from immunis.objectives.base import Objective
+from immunis.outputs import known_words
 from immunis.plan import Hardware, Training
 from immunis.prepare import check_head, encoder_of, groups_of, optimizer_of, set_mode, trainable
 from immunis.processes import rank, summed, world
@@ -150,7 +151,8 @@ class Run:
             other = mixed(inputs, targets, generator) if self.training.mix else (inputs, targets)
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * self.training.factor(step, self.steps)
-        values = self.engine.gradients(batch, other)
+        with known_words(batch[0], *(() if other is None else other[:1])):
+            values = self.engine.gradients(batch, other)
         norm = self.fabric.clip_gradients(
             self._module, self.optimizer, max_norm=self.training.clip or math.inf,
             error_if_nonfinite=False,

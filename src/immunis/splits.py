@@ -75,7 +75,7 @@ class Split:
         self._fingerprint: str | None = None
         self._memory: Batch | None = None
         self._loader: DataLoader | Dataset | None = None
-        if isinstance(source, DataLoader) and source.collate_fn is default_collate:
+        if type(source) is DataLoader and source.collate_fn is default_collate:
             source = copy.copy(source)
             source.collate_fn = collate  # joins alike, and counts what cannot be read
         if isinstance(source, DataLoader | Dataset):

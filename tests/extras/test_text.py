@@ -78,6 +78,8 @@ def test_a_head_put_in_place_of_another_is_counted(tmp_path):
     model.classifier = nn.Linear(model.config.hidden_size, 5)
     assert len(config(model)["id2label"]) == 5
     assert len(model.config.id2label) == 3  # the model's own is left as it is
+    bare = transformers.BertModel(model.config, add_pooling_layer=False)
+    assert config(bare)["architectures"] == ["BertModel"]
     model.classifier = nn.Linear(model.config.hidden_size + 1, 5)
     with pytest.raises(SettingsError, match="would build another Bert.*classifier"):
         config(model)

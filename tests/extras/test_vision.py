@@ -161,6 +161,15 @@ def test_an_export_of_other_than_three_channels_keeps_its_first_layer(tmp_path):
     assert torch.equal(again(x), model(x))
 
 
+def test_an_export_of_another_image_size_keeps_it(tmp_path):
+    model = timm.create_model("vit_tiny_patch16_384", num_classes=4, depth=1).eval()
+    (tmp_path / "config.json").write_text(json.dumps(config(model, options={"depth": 1})))
+    (tmp_path / "model.safetensors").write_bytes(weights(model))
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    x = torch.randn(1, 3, 384, 384)
+    assert torch.allclose(again(x), model(x), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "stages"), [("vit", 5), ("swin_v2_t", 8), ("maxvit_t", 7), ("mobilenet_v3_small", 14)]
 )
