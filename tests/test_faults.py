@@ -21,8 +21,8 @@ import faulty
 from deep import small_net, tasks
 from immunis import InputError, OutputError, Record, SettingsError, checkpoints, immunize
 from immunis.datasets import images
+from immunis.digests import tensors_digest
 from immunis.export import weights
-from immunis.features import tensors_digest
 from immunis.files import (
     LOCK,
     OLD,

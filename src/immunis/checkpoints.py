@@ -111,13 +111,11 @@ def load(
     path = folder / NAME
     content = read(path)
     mine, theirs = model_state(model), content["model"]
-    wrong = [k for k in {*mine, *theirs} if k not in mine or k not in theirs]
     shapes = [{k: getattr(v, "shape", None) for k, v in state.items()} for state in (mine, theirs)]
-    wrong += [k for k in mine if k in theirs and shapes[0][k] != shapes[1][k]]
-    if wrong:
+    if wrong := differing(*shapes):
         raise InputError(
             f"checkpoint {path} is of another model: {len(wrong)} tensors differ in name or shape, "
-            f"among them {sorted(wrong)[0]}."
+            f"among them {wrong[0]}."
         )
     if apart := differing(content["run"], run):
         raise InputError(

@@ -16,8 +16,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from immunis._version import __version__
+from immunis.digests import tensors_digest
 from immunis.errors import InputError
-from immunis.features import tensors_digest
 from immunis.files import release
 from immunis.modelcard import model_card
 from immunis.rebuild import config

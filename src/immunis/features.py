@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -325,35 +324,3 @@ def _last_linear(whole: Cut, example: Tensor, features: Tensor) -> str | None:
             if output.shape == features.shape and torch.equal(output, features):
                 return name
     return None
-
-
-def state_digest(model: nn.Module) -> str:
-    """Hash of a model's whole state."""
-    return tensors_digest(model.state_dict())
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value is of numbers, words, and lists and tables of them."""
-    if isinstance(value, Mapping):
-        return all(map(_is_plain, (*value, *value.values())))
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | int | float)
-
-
-def tensors_digest(state: Mapping[str, Any]) -> str:
-    """Hash of named tensors: names, types, shapes, and every bit."""
-    total = hashlib.sha256()
-    for name, tensor in sorted(state.items()):
-        if not isinstance(tensor, Tensor):  # of a module's get_extra_state
-            if not _is_plain(tensor):
-                raise InputError(
-                    f"the model's state holds a {type(tensor).__name__} ({name}), which no file of "
-                    "ours can hold. Leave it out of state_dict()."
-                )
-            total.update(f"{name} {tensor!r}\n".encode())
-            continue
-        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        total.update(raw.data)
-    return total.hexdigest()

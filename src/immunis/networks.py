@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from immunis.digests import tensors_digest
 from immunis.errors import InputError, SettingsError
-from immunis.features import tensors_digest
 from immunis.files import check_stored
 from immunis.tasks import Task
 

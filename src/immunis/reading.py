@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from immunis.attacks.base import Data, Samples, count_flops
+from immunis.digests import state_digest
 from immunis.errors import InputError
-from immunis.features import Cut, state_digest
+from immunis.features import Cut
 from immunis.splits import Split
 from immunis.tasks import Task
 from immunis.values import hash_rows

@@ -17,8 +17,9 @@ from typing import Any
 from torch import nn
 
 from immunis import checkpoints
+from immunis.digests import state_digest
 from immunis.errors import InputError, NumericalError, SettingsError
-from immunis.features import Cut, state_digest
+from immunis.features import Cut
 from immunis.files import make_folder
 from immunis.journal import Journal
 from immunis.judge import doubts
