@@ -580,8 +580,8 @@ def test_lengths_are_steps_or_epochs_of_either_task():
     "bad",
     [
         {"steps": 0}, {"batch": 0}, {"rate": -1.0}, {"rate": float("nan")}, {"clip": -1.0},
-        {"held_out": 0.0}, {"held_out": 1.0}, {"warmup": 1.0}, {"label_smoothing": 1.5},
-        {"accumulate": 2, "batchnorm": "update"}, {"patience": -1},
+        {"held_out": 0.0}, {"held_out": 1.0}, {"harmful_held_out": 0.0}, {"warmup": 1.0},
+        {"label_smoothing": 1.5}, {"accumulate": 2, "batchnorm": "update"}, {"patience": -1},
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(bad):
@@ -1135,9 +1135,19 @@ class TestAfterAReview:
         # dropped: their sizes agree, which they do not when the two passes drop different units
         assert float(twice.norm() / whole_batch.norm()) == pytest.approx(1, abs=0.35)
 
+    def test_harmful_rows_may_be_held_out_by_a_share_of_their_own(self):
+        held = run("probe").history[0]["held"]
+        few = run("probe", dataclasses.replace(SHORT, harmful_held_out=SHORT.held_out / 2))
+        assert few.history[0]["held"] == round(held / 2)
+        both = run("probe", dataclasses.replace(SHORT, harmful_held_out=SHORT.held_out))
+        assert both.history[0]["held"] == held
+        assert few.history[0]["primary"] == both.history[0]["primary"]  # of as many rows as before
+        with pytest.raises(SettingsError, match="held out is a share"):
+            run("probe", dataclasses.replace(SHORT, harmful_held_out=0.001))
+
     def test_a_held_out_share_must_leave_rows(self):
         for share in (0.001, 0.999):
-            with pytest.raises(SettingsError, match="held out"):
+            with pytest.raises(SettingsError, match="held out is a share"):
                 run("probe", dataclasses.replace(SHORT, held_out=share))
 
     def test_a_batch_of_nothing_but_corrupt_samples_keeps_its_place(self):

@@ -144,11 +144,11 @@ class Engine:
     ) -> dict[str, float]:
         """Add the gradient of the weighted terms to ``.grad``; return the terms' values."""
         weights = self.weights if weights is None else weights
-        values: dict[str, float] = {}
+        seen: Terms = {}  # read at the end, so that no device waits for a backward pass to begin
 
         def loss_of(view: View) -> Tensor:
             terms = {name: term for name, term in terms_of(view).items() if weights.get(name, 0.0)}
-            values.update({name: float(term.detach()) for name, term in terms.items()})
+            seen.update({name: term.detach() for name, term in terms.items()})
             total = 0.0 * view.logits.sum()  # every parameter takes part, as DDP expects
             for name, term in terms.items():
                 total = total + weights[name] * term.to(total)
@@ -157,7 +157,7 @@ class Engine:
         if self.accumulate == 1:
             answers = self._answers(primary, harmful)
             self.fabric.backward(loss_of(self._view(answers, primary, harmful)))
-            return values
+            return _values(seen)
         parts = list(zip(self._parts(primary), self._parts(harmful), strict=True))
         base, device = torch.initial_seed(), self.fabric.device
 
@@ -182,7 +182,7 @@ class Engine:
                     if gradient is not None:
                         total = total + (answer * gradient[begin : start[key]].to(answer)).sum()
                 self.fabric.backward(total)
-        return values
+        return _values(seen)
 
     def _parts(self, batch: Batch | None) -> list[Batch | None]:
         if batch is None:
@@ -325,6 +325,14 @@ class Engine:
                         p.sub_(summed(p.grad) / world() / scale)
                         p.grad = None
         self.head.requires_grad_(False)
+
+
+def _values(terms: Terms) -> dict[str, float]:
+    """Values of terms, in one look at the device."""
+    if not terms:
+        return {}
+    found = torch.stack([term.double().reshape(()) for term in terms.values()]).tolist()
+    return dict(zip(terms, found, strict=True))
 
 
 @contextmanager

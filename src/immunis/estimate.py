@@ -33,10 +33,11 @@ from immunis.formats import Table
 from immunis.lineup import defended, tables_of
 from immunis.methods import get_method
 from immunis.objectives.base import Objective, supervised_only
-from immunis.plan import Hardware, Training, device_of, training_of
+from immunis.plan import Hardware, Role, Training, device_of, training_of
 from immunis.reading import Reader, samples_of
 from immunis.recipes import Recipe
-from immunis.streams import Stream, held_out
+from immunis.runs import divided
+from immunis.streams import Stream
 from immunis.sweeps import Job, key_of, sweep
 from immunis.tasks import Task
 from immunis.training import fit
@@ -281,13 +282,13 @@ def _steps(
     warm = len(marks) // 2
     step = (marks[-1] - marks[warm - 1]) / (len(marks) - warm)
     evaluation = ended - marks[-1]
-    epochs = [
-        0 if task is None else Stream(task, size, held_out(_rows(task), training.held_out)[0]).epoch
-        for task, size in ((tasks.primary, training.batch), (harmful, training.harmful_batch))
-    ]
-    steps = training.length(*epochs)
+    epochs = {"primary": 0, "harmful": 0}
+    roles: tuple[tuple[Role, Task | None, int], ...] = (
+        ("primary", tasks.primary, training.batch),
+        ("harmful", harmful, training.harmful_batch),
+    )
+    for role, task, size in roles:
+        if task is not None:
+            epochs[role] = Stream(task, size, divided(task, role, training)[0]).epoch
+    steps = training.length(**epochs)
     return (marks[0] - began) + steps * step + training.evaluate * evaluation
-
-
-def _rows(task: Task) -> int:
-    return len(task.train.dataset()[0])  # type: ignore[arg-type]

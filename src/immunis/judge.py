@@ -144,7 +144,7 @@ def doubts(figures: dict[str, Any], start: dict[str, Any]) -> list[str]:
         found.append(
             f"before training a probe reads {before:.1%} of the held-out harmful rows, and the "
             f"best constant answer is right in {chance:.1%}: too few rows to judge by. Raise "
-            "held_out, or give more harmful data."
+            "harmful_held_out (or held_out), or give more harmful data."
         )
     held, trained = figures["probe_held"], figures["probe_trained"]
     once = start["probe_held"], start["probe_trained"]

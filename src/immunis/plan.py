@@ -16,6 +16,7 @@ from immunis.errors import SettingsError
 from immunis.processes import leave, watch
 from immunis.settings import check, require
 
+Role = Literal["primary", "harmful"]
 CLI_USED = "LT_CLI_USED"  # how ``fabric run`` tells that it started a process, and with what
 CLI = {
     "LT_ACCELERATOR": "device",
@@ -54,6 +55,7 @@ class Training:
         mix: average harmful rows, and their labels, with one another at random, so that they are
             not learned by heart (``immunis.streams.mixed``).
         held_out: share of both tasks' training rows kept for early stopping.
+        harmful_held_out: of the harmful task's, which are often few; as ``held_out`` if left out.
         evaluate: number of evaluations over the run.
         patience: evaluations without a better one before the run stops; 0 for never.
         tolerance: held-out primary score a checkpoint may lose.
@@ -80,6 +82,7 @@ class Training:
     augment: bool = False
     mix: bool = False
     held_out: float = 0.1
+    harmful_held_out: float | None = None
     evaluate: int = 10
     patience: int = 0
     tolerance: float = 0.005
@@ -100,7 +103,9 @@ class Training:
             require(0 <= value < math.inf, f"{name}={value}: need >= 0")
         for name in ("label_smoothing", "warmup"):
             require(0 <= getattr(self, name) < 1, f"{name}={getattr(self, name)}: need 0 to 1")
-        require(0 < self.held_out < 1, f"held_out={self.held_out}: need 0 < held_out < 1")
+        for name in ("held_out", "harmful_held_out"):
+            share = getattr(self, name)
+            require(share is None or 0 < share < 1, f"{name}={share}: need 0 < {name} < 1")
         lengths = [n for n in ("steps", "epochs", "harmful_epochs") if getattr(self, n) is not None]
         require(len(lengths) <= 1, f"{' and '.join(lengths)} exclude each other: give one")
         require(
@@ -108,6 +113,12 @@ class Training:
             "accumulate runs every part twice, which would count twice in BatchNorm statistics: "
             "use batchnorm='freeze' with it",
         )
+
+    def share_held_out(self, role: Role) -> float:
+        """Share of a task's training rows that is kept for early stopping."""
+        if role == "primary" or self.harmful_held_out is None:
+            return self.held_out
+        return self.harmful_held_out
 
     def length(self, primary: int, harmful: int) -> int:
         """Number of steps, where an epoch of each task has that many (0 for no task)."""

@@ -170,6 +170,11 @@ def summed(values: Tensor) -> Tensor:
     return total
 
 
+def total_rows(rows: Tensor) -> int:
+    """Number of rows that all processes hold together; one process alone asks no device."""
+    return len(rows) if world() == 1 else int(summed(torch.tensor(len(rows), device=rows.device)))
+
+
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from immunis.errors import InputError, NumericalError
 from immunis.gram import Gram
-from immunis.processes import summed, world
+from immunis.processes import summed, total_rows, world
 from immunis.regularizers import closed_form
 from immunis.scale import answer, carry, exponent_of, real, unit
 from immunis.spectrum import eigh, relative_cutoff
@@ -56,9 +56,8 @@ def _rho(
             f"{tuple(targets.shape)}. Encode class labels with Task.targets or one_hot."
         )
     features = real(features)
-    total = summed if across else (lambda values: values)
-    z, y, n, (exponent, _) = _shared(features, targets, total)  # ρ knows no unit, its gradient one
-    d = z.shape[1]
+    z, y, n, (exponent, _) = _shared(features, targets, across)  # ρ has no unit, its gradient one
+    total, d = _total(across), z.shape[1]
     floor = float(carry(torch.tensor(floor, dtype=torch.float64), -2 * exponent))
     zy = total(z.T @ y) / n
     variance = float(total(y.square().sum()) / n)
@@ -70,26 +69,32 @@ def _rho(
     return ((zy * weights).sum() / variance).to(features), gradient.to(features)
 
 
+def _total(across: bool) -> Callable[[Tensor], Tensor]:
+    """A sum over all processes, or over this one alone."""
+    return summed if across else lambda values: values
+
+
 def _shared(
-    features: Tensor, targets: Tensor, total: Callable[[Tensor], Tensor]
+    features: Tensor, targets: Tensor, across: bool
 ) -> tuple[Tensor, Tensor, int, tuple[int, int]]:
     """Both at unit scale about their means, the number of rows in all, and their units."""
-    z, e = _shared_unit(features, total)
-    y, f = _shared_unit(targets.to(z.device), total)
-    n = int(total(torch.tensor(len(z), device=z.device)))
-    return _shared_centre(z, n, total), _shared_centre(y, n, total), n, (e, f)
+    z, e = _shared_unit(features, across)
+    y, f = _shared_unit(targets.to(z.device), across)
+    n = total_rows(z) if across else len(z)
+    return _shared_centre(z, n, across), _shared_centre(y, n, across), n, (e, f)
 
 
-def _shared_unit(values: Tensor, total: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
+def _shared_unit(values: Tensor, across: bool) -> tuple[Tensor, int]:
     """Values at unit scale in float64, by the same power of two in every process."""
     values = real(values).detach().to(torch.float64)
-    exponent = exponent_of(total(values.abs().max()))
+    exponent = exponent_of(_total(across)(values.abs().max()))
     return carry(values, -exponent), exponent
 
 
-def _shared_centre(values: Tensor, n: int, total: Callable[[Tensor], Tensor]) -> Tensor:
+def _shared_centre(values: Tensor, n: int, across: bool) -> Tensor:
     """Values about their mean over all processes; a constant column becomes exactly zero."""
-    moved = values - total(values[0]) / int(total(torch.tensor(1, device=values.device)))
+    total = _total(across)
+    moved = values - total(values[0]) / (world() if across else 1)
     return moved - total(moved.sum(0)) / n
 
 
@@ -110,7 +115,7 @@ def recalled(features: Tensor, targets: Tensor, ridge: float = 0.03) -> Tensor:
     Returns:
         An (n, 2C) matrix in float64; the second half is zero where features do not vary.
     """
-    z, y, _, (_, exponent) = _shared(features, targets, summed)
+    z, y, _, (_, exponent) = _shared(features, targets, True)
     variance = float(summed(y.square().sum()))
     said = z @ _ridge_weights(summed(z.T @ z), summed(z.T @ y), variance, ridge, 0.0)
     size = float(summed(said.square().sum()))

@@ -17,11 +17,11 @@ from immunis.features import Cut
 from immunis.heldout import HeldOut
 from immunis.objectives.base import Objective
 from immunis.outputs import known_words
-from immunis.plan import Hardware, Training
+from immunis.plan import Hardware, Role, Training
 from immunis.prepare import check_head, encoder_of, groups_of, optimizer_of, set_mode, trainable
 from immunis.processes import rank, summed, world
 from immunis.sharing import ROWS, Teacher
-from immunis.streams import Stream, augmented, held_out, mixed
+from immunis.streams import Rows, Stream, augmented, held_out, mixed
 from immunis.taps import Tapped
 from immunis.tasks import Task
 
@@ -103,11 +103,11 @@ class Run:
         options: dict[str, Any] = {
             "seed": self.seed, "workers": training.workers, "device": self.fabric.device,
         }  # fmt: skip
-        trained, kept = held_out(_count(primary), training.held_out)
+        trained, kept = divided(primary, "primary", training)
         self._primary = Stream(primary, training.batch, trained, **options)
         self._harmful, others = None, None
         if harmful is not None:
-            trained, others = held_out(_count(harmful), training.held_out)
+            trained, others = divided(harmful, "harmful", training)
             self._harmful = Stream(harmful, training.harmful_batch, trained, **options)
         self._held = HeldOut(self._primary, self._harmful, (kept, others))
         self.steps = training.length(
@@ -188,19 +188,20 @@ class Run:
                     buffer.copy_(summed(buffer) / world())
 
 
-def _count(task: Task) -> int:
+def divided(task: Task, role: Role, training: Training) -> tuple[Rows, Rows]:
+    """Rows of a task to train on, and those held out."""
     count = len(task.train.dataset()[0])  # type: ignore[arg-type]
     if count < 20:
         raise InputError(
             f"{task.name}: {count} training samples; at least 20 are needed, of which a share is "
             "held out."
         )
-    return count
+    return held_out(count, training.share_held_out(role))
 
 
 def _check_recall(harmful: Task, training: Training, width: int) -> list[str]:
     """Warn where the original's features are asked what labels of too few rows are."""
-    rows = min(training.harmful_batch, len(held_out(_count(harmful), training.held_out)[0]))
+    rows = min(training.harmful_batch, len(divided(harmful, "harmful", training)[0]))
     if rows >= RECALLED * width:
         return []
     note = (
@@ -221,11 +222,12 @@ def _check(
     if harmful is None:
         return []
     notes = []
-    for role, task, setting in (
+    both: tuple[tuple[Role, Task, str], ...] = (
         ("primary", primary, "batch"),
         ("harmful", harmful, "harmful_batch"),
-    ):
-        rows, least = len(held_out(_count(task), training.held_out)[0]), needs.get(role, 0)
+    )
+    for role, task, setting in both:
+        rows, least = len(divided(task, role, training)[0]), needs.get(role, 0)
         size = min(getattr(training, setting), rows)
         if size > least:
             continue

@@ -33,8 +33,8 @@ def held_out(count: int, share: float) -> tuple[Rows, Rows]:
     size = round(count * share)
     if not 2 <= size <= count - 2:
         raise SettingsError(
-            f"held_out={share}: {size} of {count} rows would be held out; at least 2 are needed "
-            "to hold out and 2 to train on."
+            f"to be held out is a share of {share}, {size} of {count} rows; at least 2 are needed "
+            "there and 2 to train on."
         )
     return order[size:].sort().values, order[:size].sort().values
 

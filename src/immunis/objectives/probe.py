@@ -27,7 +27,7 @@ from immunis.features import Cut
 from immunis.lifting import even, fourier, white
 from immunis.neighbours import nu
 from immunis.objectives.base import SUPERVISED, Attacker, Objective, Terms, View
-from immunis.processes import joined, summed, summed_with_gradient, world
+from immunis.processes import joined, summed, summed_with_gradient, total_rows, world
 from immunis.readable import rho
 from immunis.regularizers import closed_form
 from immunis.settings import require
@@ -212,10 +212,10 @@ def shrunk(view: View) -> Tensor:
     features = view.primary[""]
     z = features.detach().to(torch.float64)
     apart = z - view.teacher[1].to(z)
-    count, d = summed(z.new_tensor(float(len(z)))), z.shape[1]
+    count, d = total_rows(z), z.shape[1]
     if not count > d:
         raise SettingsError(
-            f"hold: a step has {int(count)} primary rows for {d} features; raise training's batch "
+            f"hold: a step has {count} primary rows for {d} features; raise training's batch "
             "above that, or leave hold at 0."
         )
     h, m = (summed(x.mT @ x) / count for x in (z, apart))
@@ -236,6 +236,6 @@ def shrunk(view: View) -> Tensor:
 def total_variance(features: Tensor, still: float = 0.0) -> Tensor:
     """``(1 + still)·mean‖z‖² − ‖mean z‖²`` over the rows of all processes, in float64."""
     z = features.to(torch.float64)
-    count = summed(z.new_tensor(float(len(z))))
+    count = total_rows(z)
     mean = summed_with_gradient(z.sum(0)) / count
     return (1 + still) * summed_with_gradient(z.square().sum()) / count - mean.square().sum()
