@@ -251,6 +251,8 @@ def test_bad_requests_are_refused_in_words(models, tasks):
         (lambda: audit(models, tasks.primary, Task((x, y)), attacks=FEW), InputError, "test data"),
         (lambda: audit({"a": models["original"]}, *good), InputError, "original"),
         (lambda: audit({}, *good), InputError, "none"),
+        (lambda: audit(models["original"], *good), InputError, "expected them by name"),
+        (lambda: audit(torch.eye(64), *good), InputError, "came as a Tensor"),
         (lambda: audit({**models, "untrained": 1}, *good), InputError, "own controls"),
         (lambda: audit({"original": nn.Linear(64, 8)}, *good), InputError, "training mode"),
         (lambda: audit(models, *good, attacks="quik"), SettingsError, "quick"),

@@ -15,6 +15,7 @@ from immunis.datasets import (
     mnist_pair,
 )
 from immunis.datasets.house_prices import _encode, _read
+from immunis.datasets.npz import npz
 from immunis.gram import gram_of
 from immunis.networks import pretrained_mlp
 from immunis.reading import disjoint_rows
@@ -151,3 +152,16 @@ def test_mnist_files_that_do_not_fit_are_said(tmp_path, data_folder):
     name.unlink()
     with pytest.raises(InputError, match="looked for"):
         mnist_images(folder=tmp_path)
+
+
+def test_rows_of_an_npz_file_are_shared_out_within_each_class(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 4
+    for name in ("p.npz", "h.npz"):
+        np.savez(tmp_path / name, x_train=x, y_train=y, x_test=x, y_test=y)
+    tasks = npz("p.npz", "h.npz", folder=str(tmp_path))
+    assert tasks.harmful.classes == tasks.attacker.classes == (0, 1, 2, 3)
+    assert not set(tasks.harmful.train.row_hashes()) & set(tasks.attacker.train.row_hashes())
+    np.savez(tmp_path / "r.npz", x_train=x, y_train=x)  # two targets or more: every second row
+    halves = npz("p.npz", "r.npz", folder=str(tmp_path))
+    assert [len(t.train.tensors()[0]) for t in (halves.harmful, halves.attacker)] == [20, 20]
+    assert torch.equal(halves.harmful.train.tensors()[0], torch.from_numpy(x[::2]))

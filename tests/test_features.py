@@ -519,3 +519,72 @@ def test_an_extractor_may_return_more_than_a_tensor_where_a_head_is_beside_it():
         expected = head(nn.functional.linear(inputs, layer.weight, layer.bias).mean((1, 2)))
         found = cut((nn.Sequential(layer).eval(), head), inputs[:2])
         assert torch.allclose(found.answers(inputs), expected, atol=1e-6)
+
+
+class TestModelsOfManyMakes:
+    def test_features_are_the_token_that_the_model_heeds(self):
+        class Last(nn.Module):
+            def __init__(self, choose):
+                super().__init__()
+                self.body, self.head, self.choose = nn.Linear(6, 8), nn.Linear(8, 3), choose
+
+            def forward(self, x):
+                return self.choose(self.head(self.body(x)))
+
+        x = torch.randn(4, 5, 6)
+        with pytest.raises(InputError, match="one row a sample"):
+            cut(Last(lambda z: z.amax(1)).eval(), x, 3, head="head")
+        found = cut(Last(lambda z: z.mean(1)).eval(), x, 3, head="head")  # linear: of the mean
+        torch.testing.assert_close(found.read(x)[0], found.model.body(x).mean(1))
+        found = cut(Last(lambda z: z[:, -1]).eval(), x, 3, head="head")
+        torch.testing.assert_close(found.read(x)[0], found.model.body(x)[:, -1])
+        rows, which = torch.arange(4), torch.tensor([0, 4, 2, 2])  # another token of each row
+        found = cut(Last(lambda z: z[rows[: len(z)], which[: len(z)]]).eval(), x, 3, head="head")
+        torch.testing.assert_close(found.read(x)[0], found.model.body(x)[rows, which])
+
+    def test_normalisation_layers_of_other_libraries_are_no_stages(self):
+        class MyRMSNorm(nn.Module):
+            def __init__(self, width):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(width))
+
+            def forward(self, x):
+                return self.weight * x / x.square().mean(-1, keepdim=True).sqrt()
+
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), MyRMSNorm(8), nn.Linear(8, 3)).eval()
+        found = cut(model, torch.randn(4, 6), 3)
+        assert (found.stages, found.trailing) == (("0",), ("2",))
+        assert found.parameters_named(()) == ["0.weight", "0.bias", "2.weight"]
+
+    def test_what_is_never_called_itself_is_opened(self):
+        class Parts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.parts = nn.ModuleDict({"a": nn.Linear(6, 8), "b": nn.Linear(8, 8)})
+                self.parts["c"] = self.parts["b"]  # one layer under two names is one stage
+                self.head = nn.Linear(8, 3)
+
+            def forward(self, x):
+                return self.head(self.parts["c"](self.parts["a"](x).relu()).relu())
+
+        found = cut(Parts().eval(), torch.randn(4, 6), 3)
+        assert found.stages == ("parts.a", "parts.b")
+        assert found.parameters_named(()) == ["parts.b.weight", "parts.b.bias"]
+
+    def test_a_head_may_be_called_by_the_name_of_its_input_and_must_be_called(self):
+        class Named(nn.Module):
+            def __init__(self, plain):
+                super().__init__()
+                self.body, self.fc, self.plain = nn.Linear(6, 8), nn.Linear(8, 3), plain
+
+            def forward(self, x):
+                z = self.body(x)
+                if self.plain:
+                    return nn.functional.linear(z, self.fc.weight, self.fc.bias)
+                return self.fc(input=z)
+
+        x = torch.randn(4, 6)
+        whole = cut(Named(False).eval(), x, 3)
+        assert torch.equal(whole.read(x)[0], whole.model.body(x))
+        with pytest.raises(InputError, match="head 'fc' is in the model but was never run"):
+            cut(Named(True).eval(), x, 3, head="fc")

@@ -312,6 +312,14 @@ def test_a_network_comes_back_plain_with_the_map_folded_in(method, pair):
     assert result.record.figures["rir"]["value"] > 0
 
 
+def test_a_network_may_know_more_classes_than_its_task_shows(pair):
+    primary, harmful = pair
+    network = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.Linear(6, 4)).eval()
+    wide = Task(primary.train.tensors(), primary.test.tensors(), "wide", classes=4, names="abcd")
+    result = immunize(network, wide, harmful, "erase")
+    assert result.head is result.model[3] and result.head.out_features == 4
+
+
 def test_a_head_without_bias_is_compensated_or_refused(pair):
     network = small_network(pair)
     network[3] = nn.Linear(6, 3, bias=False)

@@ -16,7 +16,7 @@ from immunis.datasets import pictures
 from immunis.datasets.images import images
 from immunis.datasets.pictures import Images, Item
 from immunis.errors import InputError
-from immunis.splits import Corrupt
+from immunis.unreadable import Corrupt
 
 SIZE, ROW = 8, 4 + 3 * 8 * 8
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
@@ -32,14 +33,15 @@ from immunis.gram import gram_of
 from immunis.heldout import HeldOut
 from immunis.judge import RIDGES, crossed, doubts, merit, read_by_probes, ridge_answers
 from immunis.methods import METHODS, get_method
+from immunis.networks import load_weights
 from immunis.objectives.base import SUPERVISED, Objective, View, supervised_only
 from immunis.objectives.probe import moved, shrunk, total_variance
 from immunis.plan import Hardware, Training
-from immunis.readable import recalled, rho
+from immunis.readable import recalled, rho, rho_of_gram
 from immunis.runs import Run
-from immunis.splits import Corrupt, collate
 from immunis.streams import Stream, held_out
 from immunis.training import fit
+from immunis.unreadable import Corrupt, Guarded, collate
 
 DEEP = [name for name, method in METHODS.items() if method.objective is not None]
 SHORT = Training(steps=8, batch=48, harmful_batch=96, rate=3e-3, evaluate=4)
@@ -670,14 +672,17 @@ class FirstToken(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_primary_score_is_that_of_the_models_own_answers():
+def test_the_token_that_the_model_heeds_is_defended_and_audited():
     primary, harmful = tasks()
     result = immunize(FirstToken().eval(), primary, harmful, "probe", head="fc", training=SHORT)
     inputs, labels = primary.test.tensors()
     own = float((result.model(inputs).argmax(1) == labels).float().mean())
-    pooled = result.head(cut(result.model, inputs[:2], 4, "fc").read(inputs)[0]).argmax(1)
-    assert own != float((pooled == labels).float().mean())
     assert result.record.figures["primary_score"]["after"] == pytest.approx(own)
+    first = torch.tanh(result.model.embed(inputs.reshape(len(inputs), 8, 24)))[:, 0]
+    torch.testing.assert_close(cut(result.model, inputs[:2], 4, "fc").read(inputs)[0], first)
+    z = torch.tanh(result.model.embed(harmful.train.tensors()[0].reshape(-1, 8, 24)))[:, 0]
+    moments = gram_of(z.detach(), harmful.targets(harmful.train.tensors()[1]))
+    assert result.record.figures["rho"]["after"] == pytest.approx(rho_of_gram(moments), rel=1e-4)
     models = {"original": FirstToken().eval(), "probe": result.model}
     found = audit(models, primary, harmful, attacks=["ridge"], seeds=1, head="fc")
     assert found.record.figures["models"]["probe"]["primary"] == pytest.approx(own)
@@ -1142,12 +1147,12 @@ class TestAfterAReview:
         both = run("probe", dataclasses.replace(SHORT, harmful_held_out=SHORT.held_out))
         assert both.history[0]["held"] == held
         assert few.history[0]["primary"] == both.history[0]["primary"]  # of as many rows as before
-        with pytest.raises(SettingsError, match="held out is a share"):
+        with pytest.raises(SettingsError, match="harmful: harmful_held_out=0.001"):
             run("probe", dataclasses.replace(SHORT, harmful_held_out=0.001))
 
     def test_a_held_out_share_must_leave_rows(self):
         for share in (0.001, 0.999):
-            with pytest.raises(SettingsError, match="held out is a share"):
+            with pytest.raises(SettingsError, match=f"primary: held_out={share}.*held out"):
                 run("probe", dataclasses.replace(SHORT, held_out=share))
 
     def test_a_batch_of_nothing_but_corrupt_samples_keeps_its_place(self):
@@ -1162,3 +1167,97 @@ class TestAfterAReview:
             result = fit(whole(), supervised_only(), lazy, harmful, training)
         assert result.steps == 200
         assert lazy.train.corrupt == {"row 3"}
+
+
+class Broken(Plain):
+    """Some rows cannot be read."""
+
+    def __init__(self, task, rows, error):
+        super().__init__(task)
+        self.rows, self.error = rows, error
+
+    def __getitem__(self, index):
+        if index in self.rows:
+            raise self.error
+        return super().__getitem__(index)
+
+
+class TestOwnData:
+    @pytest.mark.filterwarnings("ignore:.*skipped")
+    @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: DataLoader(d, batch_size=16)])
+    def test_unreadable_rows_of_a_users_data_set_are_skipped_and_counted(self, wrap):
+        primary, harmful = tasks()
+        one = Broken(harmful, {5}, OSError("truncated file"))
+
+        def go(data):
+            broken = Task(wrap(data), harmful.test.tensors(), "harmful", classes=harmful.outputs)
+            return immunize(small_net(), primary, broken, "probe", training=SHORT)
+
+        with pytest.warns(UserWarning, match="skipped sample 5.*OSError: truncated"):
+            result = go(one)
+        assert result.record.figures["details"]["skipped"]["harmful"] == ["sample 5"]
+        many = Broken(harmful, set(range(0, 100, 3)), SyntaxError("broken PNG"))
+        with pytest.raises(InputError, match="cannot be read"):
+            go(many)
+
+    def test_what_is_the_programs_own_fault_is_raised(self):
+        primary, harmful = tasks()
+        with pytest.raises(ZeroDivisionError):
+            Task(Broken(harmful, {1}, ZeroDivisionError()), name="harmful", classes=5)
+
+    def test_a_data_set_read_many_rows_at_once_is_read_so(self):
+        class AtOnce(Broken):
+            asked = 0
+
+            def __getitems__(self, indices):
+                self.asked += 1
+                return [self[index] for index in indices]
+
+        data = AtOnce(tasks()[0], {3}, OSError("gone"))
+        rows = Guarded(data).__getitems__([1, 2])
+        assert data.asked == 1 and len(rows) == 2 and len(Guarded(data)) == len(data)
+        found = Guarded(data).__getitems__([2, 3])
+        assert found[1] == Corrupt("sample 3", "OSError: gone")
+        assert found[0][1] == data[2][1]
+
+    def test_layers_of_a_bare_encoder_go_by_its_own_names(self):
+        primary, harmful = tasks()
+        encoder = nn.Sequential(*list(small_net().children())[:-1]).eval()
+        width = cut(encoder, primary.train.first(2)).width
+        with pytest.raises(SettingsError, match="unknown layer '0.x'") as error:
+            immunize(
+                encoder, primary, harmful, "probe", head=nn.Linear(width, primary.outputs),
+                training=dataclasses.replace(SHORT, layers=["0.x"]),
+            )  # fmt: skip
+        assert "0.0" not in str(error.value)
+
+
+class Versioned(nn.Linear):
+    """Refuses a state without its version, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state, prefix, metadata, *more):
+        if metadata.get("version") != 2:
+            raise ValueError("version should be set to 2")
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+
+def test_states_keep_the_versions_of_their_modules(tmp_path):
+    torch.manual_seed(0)
+    inputs = torch.randn(120, 12)
+    pair = [Task((inputs, inputs[:, a : a + 3].argmax(1)), name=n) for a, n in ((0, "p"), (3, "h"))]
+
+    def made():
+        torch.manual_seed(1)
+        return nn.Sequential(Versioned(12, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+    results = [
+        immunize(made(), *pair, "probe", training=SHORT, folder=tmp_path, resume=True).model
+        for _ in range(2)  # the second from a checkpoint
+    ]
+    assert states_equal(*(model.state_dict() for model in results))
+    save_file(results[0].state_dict(), tmp_path / "m.safetensors")
+    again = made()
+    load_weights(again, tmp_path / "m.safetensors")
+    assert states_equal(again.state_dict(), results[0].state_dict())

@@ -234,6 +234,11 @@ def _worst_cases(
 
 def _check_lineup(models: Mapping[str, Any], original: str) -> None:
     """Refuse models among which the undefended one is not, or with a control's name."""
+    if not isinstance(models, Mapping):
+        raise InputError(
+            f"models came as a {type(models).__name__}; expected them by name, as in "
+            f"{{{original!r}: model, 'defended': other}}."
+        )
     if original not in models:
         raise InputError(
             f"models are {', '.join(models) or 'none'}; the undefended one must be among them, as "

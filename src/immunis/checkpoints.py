@@ -26,10 +26,11 @@ from torch.distributed.checkpoint.state_dict import (
 
 from immunis.errors import InputError
 from immunis.files import check_stored, make_folder, write_bytes
+from immunis.networks import versioned
 from immunis.processes import note_checkpoint, rank
 from immunis.settings import differing
 
-FORMAT = 6
+FORMAT = 7
 NAME = "checkpoint.pt"
 HEAD = b"immunis checkpoint, sha256 "
 _FULL = StateDictOptions(full_state_dict=True)
@@ -122,7 +123,7 @@ def load(
             f"checkpoint {path} is of another run, which differs in: {', '.join(apart)}. Give the "
             "same, or another folder."
         )
-    set_model_state_dict(model, theirs, options=_FULL)
+    set_model_state_dict(model, versioned(model, theirs), options=_FULL)
     set_optimizer_state_dict(model, optimizer, content["optimizer"], options=_FULL)
     note_checkpoint(path)
     return content

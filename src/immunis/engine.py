@@ -331,7 +331,8 @@ def _values(terms: Terms) -> dict[str, float]:
     """Values of terms, in one look at the device."""
     if not terms:
         return {}
-    found = torch.stack([term.double().reshape(()) for term in terms.values()]).tolist()
+    place = next(iter(terms.values())).device
+    found = torch.stack([t.double().reshape(()).to(place) for t in terms.values()]).tolist()
     return dict(zip(terms, found, strict=True))
 
 

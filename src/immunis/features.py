@@ -20,8 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from immunis.errors import ImmunisError, InputError, SettingsError, unknown
-from immunis.outputs import channels_last, fitting, known_words, logits_of, pooled, tensor_of
+from immunis.outputs import (
+    channels_last,
+    first_input,
+    fitting,
+    known_words,
+    logits_of,
+    pooled,
+    tensor_of,
+)
 from immunis.stages import feeds, stages_of
+
+OUTPUT = ":out"  # stands for what the model itself returns, among layers
 
 
 @dataclass(frozen=True)
@@ -32,8 +42,9 @@ class Cut:
     ``last_linear`` names the linear layer whose output is the features, if there is one;
     ``width`` is the number of features; ``turned`` names stages whose samples come second, after
     tokens (PyTorch's ``batch_first=False``); ``aside`` says that the model's own answers (of
-    several the first) do not come from the head. Layers are named as in ``named_modules``;
-    ``"NAME:in"`` stands for the input of that module, ``""`` for the features themselves.
+    several the first) do not come from the head, ``picks`` that its head reads several tokens of a
+    sample and the model heeds one of them, which then are the features. Layers are named as in
+    ``named_modules``; ``"NAME:in"`` stands for the input of that module, ``""`` for the features.
     """
 
     model: nn.Module
@@ -44,6 +55,7 @@ class Cut:
     width: int
     turned: frozenset[str] = frozenset()
     aside: bool = False
+    picks: bool = False
 
     @property
     def example(self) -> Tensor:
@@ -71,8 +83,9 @@ class Cut:
         """Names of the extractor's parameters that patterns choose.
 
         A pattern is a module's name (``"layer4"``: all within), or has wildcards and fits names of
-        modules (``"blocks.[45]"``) or of parameters (``"*.bias"``).
-        No pattern at all means the last stage and the normalisation behind it.
+        modules (``"blocks.[45]"``) or of parameters (``"*.bias"``); an extractor with a head beside
+        it goes by its own names. No pattern at all means the last stage and the normalisation
+        behind it.
 
         Raises:
             SettingsError: for a pattern that fits nothing, naming close ones.
@@ -81,19 +94,23 @@ class Cut:
         if self.head is not None:
             every = {n: p for n, p in every.items() if not n.startswith(f"{self.head}.")}
         first = {id(p): name for name, p in reversed(every.items())}
-        modules = [n for n, _ in self.model.named_modules(remove_duplicate=False)]
-        modules = [n for n in modules if n and n != self.head]
-        chosen: set[str] = set()
-        for pattern in patterns or (*self.stages[-1:], *self.trailing):
+        root = Joined.EXTRACTOR if isinstance(self.model, Joined) else ""
+        modules = [n for n, _ in self.model.named_modules(remove_duplicate=False) if n != self.head]
+        modules = [n.removeprefix(root) for n in modules if n.startswith(root) and n]
+        last = tuple(f"{name}." for name in (*self.stages[-1:], *self.trailing))
+        chosen = set() if patterns else {n for n in every if n.startswith(last)}
+        for pattern in patterns:
             within = tuple(f"{name}." for name in modules if fnmatchcase(name, pattern))
-            found = {n for n in every if n.startswith(within) or fnmatchcase(n, pattern)}
+            known = {name.removeprefix(root): name for name in every}
+            found = [n for n in known if n.startswith(within) or fnmatchcase(n, pattern)]
             if not found and pattern == self.head:
                 raise SettingsError(f"{pattern!r} is the head, which is always trained.")
-            if not found and patterns and pattern in modules:
+            if not found and pattern in modules:
                 raise SettingsError(f"layer {pattern!r} has no parameters: nothing to train in it.")
-            if not found and patterns:
+            if not found:
                 raise unknown("layer", pattern, modules)
-            chosen |= {first[id(every[name])] for name in found}
+            chosen |= {known[name] for name in found}
+        chosen = {first[id(every[name])] for name in chosen}
         if not chosen:
             raise SettingsError("the model has no parameters below its head: nothing to train.")
         return [name for name, _ in self.model.named_parameters() if name in chosen]
@@ -116,11 +133,12 @@ class Cut:
         Raises:
             InputError: for a layer that the model has but never ran.
         """
-        found = self.capture(inputs, layers)
+        found = self.capture(inputs, (*layers, OUTPUT))
         for layer in layers:
             if layer not in found:
-                raise InputError(f"layer {layer!r} is in the model but was never run.")
-        return [self.pool(layer, found[layer]) for layer in layers]
+                which = f"layer {layer!r}" if layer else f"head {self.head!r}"
+                raise InputError(f"{which} is in the model but was never run.")
+        return [self.pool(layer, found[layer], found[OUTPUT]) for layer in layers]
 
     def answers(self, inputs: Tensor) -> Tensor:
         """What the model itself answers to one batch, however its head reads.
@@ -137,8 +155,10 @@ class Cut:
             return found
         return head(self.read(inputs)[0])
 
-    def pool(self, layer: str, output: Any) -> Tensor:
+    def pool(self, layer: str, output: Any, answers: Any) -> Tensor:
         """Features of a layer's output: its mean over positions or tokens, where it has any.
+
+        Of what the head reads the token whose answer is the model's own, where that ``picks`` one.
 
         Channels come last in what the head reads, where the layer's parts have them
         (``immunis.outputs.channels_last``), and in models that say so (timm's NHWC).
@@ -146,7 +166,13 @@ class Cut:
         found = tensor_of(output)
         if layer in self.turned:
             found = found.transpose(0, 1)
-        if (not layer and self.head is not None) or layer.endswith(":in"):
+        head = self.head_layer
+        if self.picks and not layer and head is not None:
+            found = found.flatten(1, -2)
+            with torch.no_grad():
+                far = (head(found) - logits_of(answers)[:, None]).abs().sum(-1)
+            return found[torch.arange(len(found), device=found.device), far.argmin(1)]
+        if (not layer and head is not None) or layer.endswith(":in"):
             return pooled(found, True)
         told = channels_last(self.model.get_submodule(layer), found)
         return pooled(found, (_nhwc(self.model) or None) if told is None else told)
@@ -156,9 +182,10 @@ class Cut:
         inputs = fitting(self.model, inputs)
         found: dict[str, Any] = {}
         aliases = {layer: layer or (f"{self.head}:in" if self.head else "") for layer in layers}
+        aliases |= {OUTPUT: ""} if OUTPUT in aliases else {}
 
         def before(layer: str) -> Callable[..., None]:
-            return lambda _, args: found.__setitem__(layer, args[0]) if args else None
+            return lambda _, *given: found.__setitem__(layer, first_input(*given))
 
         def after(layer: str) -> Callable[..., None]:
             return lambda _, __, output: found.__setitem__(layer, output)
@@ -169,7 +196,7 @@ class Cut:
                 if name:
                     module = self.model.get_submodule(name.removesuffix(":in"))
                     handles.append(
-                        module.register_forward_pre_hook(before(layer))
+                        module.register_forward_pre_hook(before(layer), with_kwargs=True)
                         if name.endswith(":in")
                         else module.register_forward_hook(after(layer))
                     )
@@ -193,6 +220,8 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
 
 class Joined(nn.Sequential):
     """An extractor and a head, which reads what the extractor gives, pooled."""
+
+    EXTRACTOR = "0."  # how the names of its parts begin
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The head's answers; channels are where there are as many as it reads."""
@@ -268,6 +297,8 @@ def cut(
             if head is not None:
                 told = feeds(model, head, lambda: logits_of(model(fitting(model, example))))
                 whole = dataclasses.replace(whole, aside=not told)
+                whole = _as_heeded(whole, example, name)
+                (features,) = whole.read(example)
             last = _last_linear(whole, example, features)
             stages, trailing, turned = stages_of(whole, example)
     except ImmunisError:
@@ -292,6 +323,32 @@ def _check_rows(whole: Cut, example: Tensor, features: Tensor, name: str) -> Non
             f"{name}: features of a row change with the rows beside it, or from call to call. Use "
             " BatchNorm with running statistics, and no randomness in evaluation mode."
         )
+
+
+def _as_heeded(whole: Cut, example: Tensor, name: str) -> Cut:
+    """The cut that reads what the model's answers come from, where its head reads tokens.
+
+    Their mean, if the head's answer to it is the model's own, or the one that the model heeds.
+
+    Raises:
+        InputError: where it is neither (the largest answer of all, say).
+    """
+    head, found = whole.head_layer, whole.capture(example, ("", OUTPUT))
+    answers = logits_of(found[OUTPUT])
+    if whole.aside or head is None or answers.shape != (len(example), head.out_features):
+        return whole
+    if tensor_of(found[""]).ndim == 2:
+        return whole
+    half = answers.dtype in (torch.float16, torch.bfloat16)
+    for each in (whole, dataclasses.replace(whole, picks=True)):
+        far = (head(each.read(example)[0]).double() - answers.double()).abs().max()
+        if bool(far <= (0.1 if half else 0.01) * answers.abs().max().double()):
+            return each
+    raise InputError(
+        f"{name}: its head {whole.head!r} reads several tokens or positions of a sample, and its "
+        "answers are neither what it says of their mean nor of one of them, so what to take for "
+        "features cannot be told. Wrap the model in a module that gives the head one row a sample."
+    )
 
 
 def _guess_head(whole: Cut, example: Tensor, outputs: int) -> str | None:

@@ -24,7 +24,7 @@ from immunis.metrics import (
     as_extractor,
     check_pair,
 )
-from immunis.plan import Hardware, Training, training_of
+from immunis.plan import Hardware, Training
 from immunis.records import Record
 from immunis.scale import answer
 from immunis.settings import whole
@@ -114,7 +114,7 @@ def immunize(
             raise InputError(f"training takes a network, got {type(model).__name__}.")
         report, inside = progress or (lambda share: None), ""
         if isinstance(head, nn.Linear):
-            model, training, head, inside = Joined(model, head), _of_first(training), "1", "0"
+            model, head, inside = Joined(model, head), "1", "0"
         network, target, run = defend(
             model, primary, harmful, method, settings, training, hardware, head=head, seed=seed,
             folder=folder, resume=resume, wandb=wandb, progress=lambda what, share: report(share),
@@ -151,12 +151,6 @@ def immunize(
     )  # fmt: skip
     report(1.0)
     return Immunized(layer, new_head, exact, done)
-
-
-def _of_first(training: Training | Mapping[str, Any] | None) -> Training:
-    """How to train an extractor that has become the first of two parts."""
-    how = training if isinstance(training, Training) else training_of(training or {})
-    return dataclasses.replace(how, layers=[f"0.{name}" for name in how.layers])
 
 
 def _fold(
@@ -219,7 +213,7 @@ def _featurised(task: Task, whole: Cut) -> Task:
         parts = [(whole.read(x)[0].cpu(), y) for x, y in split.batches(512)]
         return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
 
-    return Task(read(task.train), None if task.test is None else read(task.test), task.name)
+    return task.showing(read(task.train), None if task.test is None else read(task.test))
 
 
 def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,11 @@ def fitting(model: nn.Module, inputs: Tensor) -> Tensor:
     if words and inputs.dtype in (torch.int32, torch.int64):
         return inputs.to(parameter.device)
     return inputs.to(parameter.device, parameter.dtype)
+
+
+def first_input(given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """The first of a module's inputs, however it was called; None for none."""
+    return next(iter((*given, *named.values())), None)
 
 
 @contextmanager

@@ -114,11 +114,11 @@ class Training:
             "use batchnorm='freeze' with it",
         )
 
-    def share_held_out(self, role: Role) -> float:
-        """Share of a task's training rows that is kept for early stopping."""
+    def share_held_out(self, role: Role) -> tuple[str, float]:
+        """Which setting says what share of a task's rows is kept for early stopping, and that."""
         if role == "primary" or self.harmful_held_out is None:
-            return self.held_out
-        return self.harmful_held_out
+            return "held_out", self.held_out
+        return "harmful_held_out", self.harmful_held_out
 
     def length(self, primary: int, harmful: int) -> int:
         """Number of steps, where an epoch of each task has that many (0 for no task)."""

@@ -32,8 +32,14 @@ def config(
     timm does not keep the options a model was made with; they are given, or the recipe's.
 
     Raises:
-        SettingsError: if timm or transformers would build another model so.
+        SettingsError: if timm or transformers would build another model so, or adapters of peft
+            are not merged.
     """
+    if hasattr(model, "peft_config"):
+        raise SettingsError(
+            "the model holds peft's adapters, and from_pretrained would give its layers random "
+            "weights. Call merge_and_unload() on it, and export what that returns."
+        )
     recipe = {} if record is None else record.settings.get("recipe", {})
     options = dict(recipe.get("model", {}).get("options", {}) if options is None else options)
     own: Any = getattr(model, "config", None)
@@ -128,7 +134,7 @@ def _check_rebuilt(
         raise SettingsError(
             f"timm.create_model({name!r}) with {dict(options) or 'no options'} builds another "
             f"model (it differs in {apart[0] or 'the image size'}). Give export the options that "
-            'this one was made with: export(..., options={"img_size": ...}).'
+            "this one was made with: export(..., options={...})."
         )
 
 

@@ -196,7 +196,8 @@ def divided(task: Task, role: Role, training: Training) -> tuple[Rows, Rows]:
             f"{task.name}: {count} training samples; at least 20 are needed, of which a share is "
             "held out."
         )
-    return held_out(count, training.share_held_out(role))
+    name, share = training.share_held_out(role)
+    return held_out(count, share, f"{task.name}: {name}")
 
 
 def _check_recall(harmful: Task, training: Training, width: int) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,35 +27,10 @@ from torch.utils.data import (
 )
 
 from immunis.errors import InputError
+from immunis.unreadable import MOST_CORRUPT, Corrupt, Guarded, collate, guarded
 from immunis.values import as_tensor, check_batch, hash_rows
 
 Batch = tuple[Tensor, Tensor]
-MOST_CORRUPT = 0.01  # share of unreadable samples above which a data set is refused
-
-
-@dataclass(frozen=True)
-class Corrupt:
-    """What a ``Dataset`` gives in place of a sample that cannot be read."""
-
-    name: str
-    reason: str
-
-
-def collate(items: list[Any]) -> tuple[Any, list[Corrupt]]:
-    """Join the readable items of a batch, and list the others; None where all are corrupt.
-
-    Raises:
-        InputError: for items that are no pairs, or of several shapes.
-    """
-    bad = [item for item in items if isinstance(item, Corrupt)]
-    good = [item for item in items if not isinstance(item, Corrupt)]
-    try:
-        return (default_collate(good) if good else None), bad
-    except (RuntimeError, TypeError, KeyError) as error:
-        raise InputError(
-            f"samples cannot be joined to a batch: {str(error).splitlines()[0][:200]}. Each must "
-            "be a pair (inputs, label), with inputs of one shape."
-        ) from error
 
 
 class Split:
@@ -78,6 +52,7 @@ class Split:
         if type(source) is DataLoader and source.collate_fn is default_collate:
             source = copy.copy(source)
             source.collate_fn = collate  # joins alike, and counts what cannot be read
+            object.__setattr__(source, "dataset", guarded(source.dataset))  # no loader lets it
         if isinstance(source, DataLoader | Dataset):
             self._loader = source
         elif isinstance(source, tuple | list) and len(source) == 2:
@@ -115,7 +90,7 @@ class Split:
             return
         loader = self._loader
         if isinstance(loader, Dataset):
-            loader = DataLoader(loader, batch_size=size, collate_fn=collate)
+            loader = DataLoader(guarded(loader), batch_size=size, collate_fn=collate)
         assert loader is not None
         seen = 0
         for batch in self.checked(loader):
@@ -151,7 +126,7 @@ class Split:
                 "Dataset with __len__ and __getitem__, not one that only iterates."
             )
         assert source is not None
-        return source, options
+        return guarded(source) if options["collate_fn"] is collate else source, options
 
     def _sampled(self, loader: DataLoader) -> Dataset:
         """The rows that a loader's sampler draws from; training draws them in its own order."""
@@ -221,7 +196,8 @@ class Split:
     @property
     def source(self) -> Any:
         """The ``Dataset`` behind the split; None for tensors and arrays."""
-        return getattr(self._loader, "dataset", self._loader)
+        found = getattr(self._loader, "dataset", self._loader)
+        return found.data if isinstance(found, Guarded) else found
 
     @property
     def in_memory(self) -> bool:

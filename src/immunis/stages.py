@@ -38,8 +38,9 @@ def stages_of(
     """Top-level blocks with parameters that the features come through, in the order they run.
 
     Where there are few, containers are opened, and so is what holds a list of blocks (the encoder
-    of a transformer). What holds nothing but the head is no stage. Bare normalisation layers are
-    none either; those behind the last stage are returned beside it, to be trained with it, and
+    of a transformer), or is never called itself while its parts are. What holds nothing but the
+    head is no stage. Bare normalisation layers are none either; those behind the last stage are
+    returned beside it, to be trained with it, and
     then the names of those stages whose samples come second.
     """
     model = whole.model
@@ -58,7 +59,7 @@ def stages_of(
             for part in model.get_submodule(name).modules()
             if {id(p) for p in part.parameters(recurse=False)} - of_head
         ]
-        return all(isinstance(part, NORMS) for part in own)
+        return all(is_norm(part) for part in own)
 
     def opened(name: str) -> list[str]:
         module = model.get_submodule(name)
@@ -79,6 +80,11 @@ def stages_of(
     if sum(not only_norms(name) for name in names) < 4:
         names = [part for name in names for part in opened(name)]
     ran = whole.capture(example, names)
+    while unopened := {n: inside(model.get_submodule(n), f"{n}.") for n in names if n not in ran}:
+        parts = [part for name in names for part in unopened.get(name, [name])]
+        once = {id(model.get_submodule(part)): part for part in reversed(parts)}  # of two names one
+        names = list(reversed(once.values()))
+        ran = whole.capture(example, names)
     through = parameters_below(whole, example)
     alone = whole.capture(example[:1], names)
     several = len(example) > 1
@@ -95,6 +101,15 @@ def stages_of(
     stages = [name for name in names if not only_norms(name)]
     behind = names[names.index(stages[-1]) + 1 :] if stages else []
     return tuple(stages), tuple(behind), frozenset(n for n in names if place[n] == 1)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module only normalises: torch's own, or by its name and its flat parameters.
+
+    transformers and timm have classes of their own (``LlamaRMSNorm``, ``EvoNorm2dS0``).
+    """
+    flat = all(p.squeeze().ndim <= 1 for p in module.parameters())
+    return isinstance(module, NORMS) or (flat and "norm" in type(module).__name__.lower())
 
 
 def _samples(several: Any, one: Any) -> int | None:

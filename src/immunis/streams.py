@@ -27,14 +27,17 @@ Rows = Tensor
 SAMPLES, PER_DIMENSION = 16384, 8  # a Gram is over at most that many rows, or that many times D
 
 
-def held_out(count: int, share: float) -> tuple[Rows, Rows]:
-    """Rows to train on and rows to hold out; the same for every run on the same data."""
+def held_out(count: int, share: float, told: str = "held_out") -> tuple[Rows, Rows]:
+    """Rows to train on and rows to hold out; the same for every run on the same data.
+
+    ``told`` is what errors call the share.
+    """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
     size = round(count * share)
     if not 2 <= size <= count - 2:
         raise SettingsError(
-            f"to be held out is a share of {share}, {size} of {count} rows; at least 2 are needed "
-            "there and 2 to train on."
+            f"{told}={share}: {size} of {count} rows would be held out; at least 2 are needed to "
+            "hold out and 2 to train on."
         )
     return order[size:].sort().values, order[:size].sort().values
 

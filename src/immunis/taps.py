@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from immunis.errors import InputError
 from immunis.features import Cut
-from immunis.outputs import fitting, logits_of
+from immunis.outputs import first_input, fitting, logits_of
 
 
 class Tapped(nn.Module):
@@ -34,19 +34,21 @@ class Tapped(nn.Module):
                 self._handles.append(module.register_forward_hook(self._after(layer)))
             else:
                 module = cut.model.get_submodule(cut.head)
-                self._handles.append(module.register_forward_pre_hook(self._before(layer)))
+                hook = self._before(layer)
+                self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def _after(self, layer: str) -> Callable[..., None]:
         return lambda _, __, output: self._found.__setitem__(layer, output)
 
     def _before(self, layer: str) -> Callable[..., None]:
-        return lambda _, args: self._found.__setitem__(layer, args[0])
+        return lambda _, *given: self._found.__setitem__(layer, first_input(*given))
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Run the model once."""
         self._found.clear()
         answers = logits_of(self.model(fitting(self.model, inputs)))
-        features = {layer: self._pool(layer, self._found[layer]) for layer in self.layers}
+        found = self._found
+        features = {layer: self._pool(layer, found[layer], answers) for layer in self.layers}
         self._found.clear()
         return answers, features
 

@@ -96,7 +96,7 @@ class Task:
     @property
     def class_names(self) -> list[str]:
         """What the classes are called: as given, or as the data set has it, or their labels."""
-        own = self._names or getattr(self.train.source, "classes", None)
+        own = self._names or self._own_names()
         if isinstance(own, list | tuple) and self.classes and self.classes[-1] < len(own):
             return [str(own[label]) for label in self.classes]
         return [str(label) for label in self.classes]
@@ -124,6 +124,15 @@ class Task:
                 f"({len(known)} classes from {self.classes[0]} to {self.classes[-1]})."
             )
         return index
+
+    def showing(self, train: Any, test: Any = None) -> Task:
+        """The same task, its classes and their names, of other inputs."""
+        found = Task(train, test, self.name, names=self._names or self._own_names())
+        found._classes = self.classes or None
+        return found
+
+    def _own_names(self) -> Any:
+        return getattr(self.train.source, "classes", None)
 
     def __repr__(self) -> str:
         """Show the name, kind and input shape."""

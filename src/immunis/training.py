@@ -23,6 +23,7 @@ from immunis.features import Cut
 from immunis.files import make_folder
 from immunis.journal import Journal
 from immunis.judge import doubts
+from immunis.networks import versioned
 from immunis.objectives.base import Objective
 from immunis.plan import Hardware, Training
 from immunis.prepare import plain
@@ -155,7 +156,8 @@ def fit(
             notes.append(note)
             warnings.warn(note, stacklevel=2)
     result = copy.deepcopy(cut.model)
-    result.load_state_dict({plain(name): tensor for name, tensor in best["model"].items()})
+    state = {plain(name): tensor for name, tensor in best["model"].items()}
+    result.load_state_dict(versioned(result, state))
     return Fit(
         result.eval(), history, best["step"], run.engine.weights, history[-1]["step"],
         time.perf_counter() - began, [*notes, *run.engine.notes],

@@ -16,8 +16,8 @@ from immunis.datasets import ondevice
 from immunis.datasets.images import images
 from immunis.datasets.ondevice import Decoder, Encoded, packed, shown
 from immunis.datasets.pictures import Images, Item, decode
-from immunis.splits import Corrupt
 from immunis.streams import Stream
+from immunis.unreadable import Corrupt
 from test_images import write_folders
 
 SIZE, CPU = 32, torch.device("cpu")

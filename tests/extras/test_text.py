@@ -120,3 +120,47 @@ def test_it_is_trained_and_loads_with_from_pretrained(tmp_path):
     x = primary.test.first(4)
     assert torch.allclose(again(x).logits, result.model(x).logits, atol=1e-6)
     assert isinstance(result.head, nn.Linear)
+
+
+def test_of_a_t5_encoder_the_last_block_is_trained_with_the_norm_behind_it():
+    made = transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2
+    )
+    whole = cut(transformers.T5EncoderModel(made).eval(), tokens(20, 3, 1).train.first(2))
+    assert whole.stages[-1].endswith("block.1")
+    assert whole.trailing == ("encoder.final_layer_norm",)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_decoder_is_read_at_the_last_token_that_is_no_padding():
+    made = transformers.GPT2Config(
+        vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=16, num_labels=3, pad_token_id=0
+    )
+    model = transformers.GPT2ForSequenceClassification(made).eval()
+    primary, harmful = tokens(60, 3, 1), tokens(60, 3, 2)
+    x = primary.train.first(4).clone()
+    x[2, 5:] = 0
+    read = cut(model, x[:2], 3, "score").read(x)[0]
+    hidden = model.transformer(x).last_hidden_state
+    wanted = hidden[torch.arange(4), torch.tensor([7, 7, 4, 7])]
+    torch.testing.assert_close(read, wanted, atol=1e-5, rtol=1e-4)
+    training = Training(steps=2, batch=16, harmful_batch=40, evaluate=1)
+    found = immunize(model, primary, harmful, "probe", head="score", training=training)
+    assert found.record.figures["spectra"]["harmful"]["after"]["dimension"] == 16
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_of_peft_are_merged_before_export(tmp_path):
+    peft = pytest.importorskip("peft")
+    record = immunize(
+        classifier(), tokens(60, 3, 1), tokens(60, 3, 2), "probe", training={"steps": 1}
+    ).record
+    adapted = peft.get_peft_model(classifier(), peft.LoraConfig(target_modules=["query"], r=2))
+    with pytest.raises(SettingsError, match="merge_and_unload"):
+        export(adapted.eval(), record, tmp_path / "adapted")
+    assert not (tmp_path / "adapted").exists()
+    merged = adapted.merge_and_unload()
+    export(merged, record, tmp_path / "merged")
+    again = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "merged")
+    ids = tokens(20, 3, 1).train.first(2)
+    assert torch.allclose(again.eval()(ids).logits, merged.eval()(ids).logits)

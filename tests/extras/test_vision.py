@@ -101,7 +101,7 @@ def test_a_head_put_in_place_of_another_is_counted():
 def test_an_export_keeps_the_options_a_model_was_built_with(tmp_path):
     primary, harmful = pair()
     result = immunize(vit(), primary, harmful, "probe", training=SHORT)
-    with pytest.raises(SettingsError, match="no options builds another model.*img_size"):
+    with pytest.raises(SettingsError, match="no options builds another model.*the image size"):
         export(result.model, result.record, tmp_path)
     with pytest.raises(SettingsError, match="cannot build.*colour"):
         export(result.model, result.record, tmp_path, options={"colour": True})
@@ -361,3 +361,17 @@ def test_a_teacher_takes_over_all_below_the_trained_layers(build, layers, last):
     assert teacher.shares == bool(last)
     for a, b in zip(found, teacher(batch[0]), strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::immunis.RankWarning")
+def test_a_mnasnet_which_asks_for_the_version_of_its_state_is_trained():
+    primary, harmful = pair()
+    model = named_network("torchvision", "mnasnet0_5", 4)
+    result = immunize(model, primary, harmful, "probe", training=SHORT)
+    assert torch.isfinite(result.model(primary.train.first(2))).all()
+
+
+def test_of_a_vit_with_rms_norms_the_last_block_is_a_stage():
+    whole = cut(timm.create_model("test_vit4", num_classes=4).eval(), torch.randn(2, 3, 160, 160))
+    assert whole.stages[-1].startswith("blocks.")
+    assert whole.trailing

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from immunis.errors import InputError
 from immunis.tasks import Task
@@ -23,6 +24,20 @@ class Tasks(NamedTuple):
     harmful: Task
     attacker: Task
     transfer: tuple[Task, ...] = ()
+
+
+def by_turns(labels: Iterable[Any]) -> tuple[list[int], list[int]]:
+    """Rows of the defender and of the attacker: within each class they take turns.
+
+    >>> by_turns([7, 7, 3, 7, 3])
+    ([0, 2, 3], [1, 4])
+    """
+    turns: dict[Any, int] = {}
+    rows: tuple[list[int], list[int]] = [], []
+    for row, label in enumerate(labels):
+        turns[label] = turns.get(label, 0) + 1
+        rows[1 - turns[label] % 2].append(row)
+    return rows
 
 
 def check_unpacked(path: Path, size: int) -> None:

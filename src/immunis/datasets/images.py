@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from torch.utils.data import Dataset, Subset
 
-from immunis.datasets.common import Tasks, data_folder
+from immunis.datasets.common import Tasks, by_turns, data_folder
 from immunis.datasets.layouts import TIMM, labels_of, read_images
 from immunis.datasets.pictures import SIZE, Images, Scaling, load
 from immunis.errors import InputError, SettingsError
-from immunis.splits import Corrupt
 from immunis.tasks import Task
+from immunis.unreadable import Corrupt
 
 
 def images(
@@ -81,12 +81,7 @@ def images(
     first = task(train, test, Path(primary).name, labels, names)
     train, test, labels, names = parts(harmful, True)
     name = Path(harmful).name
-    turns: dict[int, int] = {}
-    mine: dict[bool, list[int]] = {True: [], False: []}
-    for row, label in enumerate(labels):
-        turns[label] = turns.get(label, 0) + 1
-        mine[turns[label] % 2 == 1].append(row)
-    halves = [_subset(train, mine[turn]) for turn in (True, False)]
+    halves = [_subset(train, rows) for rows in by_turns(labels)]
     defender = task(halves[0], test, name, labels, names)
     attacker = task(halves[1], test, f"{name} (attacker)", labels, names)
     others: tuple[Task, ...] = ()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from immunis.datasets.common import Tasks, check_unpacked
+from immunis.datasets.common import Tasks, by_turns, check_unpacked
 from immunis.errors import InputError
 from immunis.tasks import Task
 
@@ -24,16 +24,18 @@ def npz(
 ) -> Tasks:
     """Read tasks from ``.npz`` files with ``x_train``, ``y_train`` and optional test arrays.
 
-    Without ``attacker``, every second training row of the harmful file is kept from the
-    defender and given to the attacker. Pickled arrays are refused.
+    Without ``attacker``, every second training row of each class of the harmful file is kept from
+    the defender and given to the attacker. Pickled arrays are refused.
     """
     base = Path(folder or ".")
     main = _read(base / primary)
     harm = _read(base / harmful)
     first, test = harm["x_train"], _test(harm)
     if attacker is None:
-        own = (first[1::2], harm["y_train"][1::2])
-        defender = (first[::2], harm["y_train"][::2])
+        labels = harm["y_train"]
+        one = labels.ndim == 1 and labels.dtype.kind in "biu"  # of other targets all are one class
+        mine, theirs = by_turns(labels.tolist() if one else [0] * len(labels))
+        own, defender = (first[theirs], labels[theirs]), (first[mine], labels[mine])
     else:
         other = _read(base / attacker)
         own, defender = (other["x_train"], other["y_train"]), (first, harm["y_train"])

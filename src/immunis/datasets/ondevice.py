@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from immunis.datasets.pictures import MOST_PIXELS, Images, decode
 from immunis.errors import SettingsError
-from immunis.splits import Corrupt
+from immunis.unreadable import Corrupt
 
 END = b"\xff\xd9"  # of a JPEG that was not cut short
 AT_ONCE = 1 << 26  # pixels that are on the device at full size

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from immunis.datasets.pixelcache import PixelCache
 from immunis.errors import InputError
-from immunis.splits import MOST_CORRUPT, Corrupt
+from immunis.unreadable import MOST_CORRUPT, Corrupt
 
 Scaling = Literal["imagenet", "clip", "inception"]
 SCALINGS = {  # mean and deviation of each channel, as timm's models were trained with
