@@ -18,7 +18,7 @@ import warnings
 import torch
 from torch import nn
 
-from immunis.features import cut
+from immunis.cutting import cut
 from immunis.judge import crossed
 from immunis.methods import get_method
 from immunis.metrics import score

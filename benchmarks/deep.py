@@ -22,9 +22,9 @@ import torch
 from lightning.fabric import Fabric
 from PIL import Image
 
+from immunis.cutting import cut
 from immunis.datasets.pictures import Images, Item
 from immunis.engine import Engine
-from immunis.features import cut
 from immunis.lifting import even, fourier, white
 from immunis.methods import get_method
 from immunis.neighbours import nu

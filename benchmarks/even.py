@@ -19,7 +19,7 @@ from torch import nn
 
 from carry_over import HARMFUL, SIZE
 from immunis import audit
-from immunis.features import cut
+from immunis.cutting import cut
 from immunis.methods import get_method
 from immunis.objectives.base import supervised_only
 from immunis.plan import training_of

@@ -21,7 +21,7 @@ import torch
 from deep import small_net, tasks
 from immunis import LostProcessError, Record, cli, journal, processes
 from immunis.console import held, take
-from immunis.features import cut
+from immunis.cutting import cut
 from immunis.files import release
 from immunis.methods import get_method
 from immunis.plan import Hardware, Training

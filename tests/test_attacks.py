@@ -28,7 +28,7 @@ from immunis.attacks.kernel import RIDGES, cross_validated
 from immunis.attacks.logistic import logistic
 from immunis.attacks.ridge import ridge_probe
 from immunis.attacks.search import grid, search
-from immunis.features import cut
+from immunis.cutting import cut
 from immunis.fresh import untrained
 from immunis.gram import gram_of
 from immunis.lifting import unit_rows

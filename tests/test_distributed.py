@@ -16,7 +16,7 @@ from torch import nn
 
 from deep import small_net, tasks
 from immunis import InputError, SettingsError, Task
-from immunis.features import cut
+from immunis.cutting import cut
 from immunis.lifting import even, fourier, white
 from immunis.methods import get_method
 from immunis.neighbours import nu

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from immunis import InputError, SettingsError
-from immunis.features import cut
+from immunis.cutting import cut
 from immunis.fresh import reinitialise, untrained
 from immunis.outputs import channels_last
 

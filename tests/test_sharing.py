@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from deep import small_net, tasks
-from immunis.features import cut
+from immunis.cutting import cut
 from immunis.methods import get_method
 from immunis.plan import Hardware, Training
 from immunis.runs import Run

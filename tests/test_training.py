@@ -28,7 +28,7 @@ from immunis import (
     immunize,
 )
 from immunis.attacks.ridge import ridge_probe
-from immunis.features import cut
+from immunis.cutting import cut
 from immunis.gram import gram_of
 from immunis.heldout import HeldOut
 from immunis.judge import RIDGES, crossed, doubts, merit, read_by_probes, ridge_answers

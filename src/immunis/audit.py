@@ -13,10 +13,10 @@ import torch
 
 from immunis.attacks import ATTACKS, check_space, select
 from immunis.attacks.base import Samples
+from immunis.cutting import cut
 from immunis.describe import describe
 from immunis.docket import Docket
 from immunis.errors import InputError
-from immunis.features import cut
 from immunis.fresh import untrained
 from immunis.measure import data_figures
 from immunis.plan import device_of

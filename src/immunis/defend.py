@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from immunis.attacks.base import encode, score
+from immunis.cutting import cut
 from immunis.errors import InputError
-from immunis.features import Cut, cut
+from immunis.features import Cut
 from immunis.gram import Gram, gram_of
 from immunis.measure import data_figures, spectrum_figures
 from immunis.methods import get_method

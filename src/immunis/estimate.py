@@ -26,9 +26,10 @@ from immunis.attacks import ATTACKS, select
 from immunis.attacks.base import Arena, Attack, NotApplicableError, Samples
 from immunis.attacks.search import narrowed, search
 from immunis.audit import TRANSFER
+from immunis.cutting import cut
 from immunis.datasets import Tasks
 from immunis.errors import ImmunisError
-from immunis.features import Cut, cut
+from immunis.features import Cut
 from immunis.formats import Table
 from immunis.lineup import defended, tables_of
 from immunis.methods import get_method

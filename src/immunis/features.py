@@ -1,4 +1,4 @@
-"""Cut a model into extractor and head, and read features at any layer.
+"""A model cut into extractor and head: its features at any layer, its parameters by pattern.
 
 The head is the linear classifier that ends the model; features are what goes into it. A
 model without one (a plain ``nn.Linear``, a matrix θ) is an extractor: features are what
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from immunis.errors import ImmunisError, InputError, SettingsError, unknown
+from immunis.errors import InputError, SettingsError, unknown
 from immunis.outputs import (
     channels_last,
     first_input,
@@ -29,7 +29,6 @@ from immunis.outputs import (
     pooled,
     tensor_of,
 )
-from immunis.stages import feeds, stages_of
 
 OUTPUT = ":out"  # stands for what the model itself returns, among layers
 
@@ -233,151 +232,3 @@ class Joined(nn.Sequential):
 
 def _nhwc(model: nn.Module) -> bool:
     return str(getattr(model, "output_fmt", "")).endswith("NHWC")
-
-
-def cut(
-    model: Any,
-    example: Tensor,
-    outputs: int | None = None,
-    head: str | None = None,
-    name: str = "model",
-) -> Cut:
-    """Cut a model at its head.
-
-    Args:
-        model: an ``nn.Module``, a matrix θ, a pair ``(extractor, head)``, or the result of
-            ``immunize`` (anything with ``.model`` and ``.head``).
-        example: a few inputs, to see what the layers give.
-        outputs: number of primary outputs; the last linear layer with that many is the head.
-        head: name of the head inside the model, where it cannot be told from ``outputs``.
-        name: how to call the model in errors.
-
-    Raises:
-        InputError: for what is no model, or one in training mode.
-        SettingsError: if ``head`` names no layer.
-    """
-    if isinstance(model, Tensor):
-        layer = nn.Linear(*model.shape, bias=False, dtype=model.dtype)  # type: ignore[misc]
-        with torch.no_grad():
-            layer.weight.copy_(model.T)
-        model = layer.eval()
-    elif not isinstance(model, nn.Module) and hasattr(model, "model") and hasattr(model, "head"):
-        inside = [n for n, m in model.model.named_modules() if m is model.head]
-        model, head = (model.model, inside[0]) if inside else ((model.model, model.head), head)
-    if isinstance(model, tuple) and len(model) == 2:
-        model, head = Joined(*model), "1"
-        model.training = any(part.training for part in model)
-    if isinstance(model, nn.Linear):  # an extractor; wrapped so that its layer has a name
-        wrapped, outputs = nn.Sequential(model), None
-        wrapped.training = model.training
-        model = wrapped
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"{name}: expected an nn.Module, a matrix or (extractor, head), "
-            f"got {type(model).__name__}."
-        )
-    awake = [n or "the model" for n, m in model.named_modules() if m.training]
-    if awake:
-        raise InputError(f"{name}: {awake[0]} is in training mode; call .eval() on it first.")
-    modules = dict(model.named_modules())
-    if head is not None and not isinstance(modules.get(head), nn.Linear):
-        linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
-        raise unknown(f"linear head of {name}", head, linear)
-    classifier: Any = getattr(model, "get_classifier", None)  # timm's own word for its head
-    if head is None and callable(classifier):
-        found = [n for n, m in modules.items() if m is classifier()]
-        head = found[0] if found and isinstance(modules[found[0]], nn.Linear) else None
-    whole = Cut(model, head, (), (), None, 0)
-    try:
-        with torch.no_grad():
-            if head is None and outputs is not None:
-                whole = dataclasses.replace(whole, head=_guess_head(whole, example, outputs))
-            (features,) = whole.read(example)
-            _check_rows(whole, example, features, name)
-            if head is not None:
-                told = feeds(model, head, lambda: logits_of(model(fitting(model, example))))
-                whole = dataclasses.replace(whole, aside=not told)
-                whole = _as_heeded(whole, example, name)
-                (features,) = whole.read(example)
-            last = _last_linear(whole, example, features)
-            stages, trailing, turned = stages_of(whole, example)
-    except ImmunisError:
-        raise
-    except Exception as error:  # a model of any make refuses in its own way
-        raise InputError(
-            f"{name} cannot read inputs of shape {tuple(example.shape)}: {error}"
-        ) from error
-    return dataclasses.replace(
-        whole, last_linear=last, width=features.shape[1], stages=stages, trailing=trailing,
-        turned=turned,
-    )  # fmt: skip
-
-
-def _check_rows(whole: Cut, example: Tensor, features: Tensor, name: str) -> None:
-    """Refuse a model whose features of a row are not that row's alone: no attack could use it."""
-    (alone,) = whole.read(example[:1])
-    half = features.dtype in (torch.float16, torch.bfloat16)
-    far = (alone.double() - features[:1].double()).abs().max()
-    if bool(far > (0.1 if half else 0.01) * features.abs().max().double()):
-        raise InputError(
-            f"{name}: features of a row change with the rows beside it, or from call to call. Use "
-            " BatchNorm with running statistics, and no randomness in evaluation mode."
-        )
-
-
-def _as_heeded(whole: Cut, example: Tensor, name: str) -> Cut:
-    """The cut that reads what the model's answers come from, where its head reads tokens.
-
-    Their mean, if the head's answer to it is the model's own, or the one that the model heeds.
-
-    Raises:
-        InputError: where it is neither (the largest answer of all, say).
-    """
-    head, found = whole.head_layer, whole.capture(example, ("", OUTPUT))
-    answers = logits_of(found[OUTPUT])
-    if whole.aside or head is None or answers.shape != (len(example), head.out_features):
-        return whole
-    if tensor_of(found[""]).ndim == 2:
-        return whole
-    half = answers.dtype in (torch.float16, torch.bfloat16)
-    for each in (whole, dataclasses.replace(whole, picks=True)):
-        far = (head(each.read(example)[0]).double() - answers.double()).abs().max()
-        if bool(far <= (0.1 if half else 0.01) * answers.abs().max().double()):
-            return each
-    raise InputError(
-        f"{name}: its head {whole.head!r} reads several tokens or positions of a sample, and its "
-        "answers are neither what it says of their mean nor of one of them, so what to take for "
-        "features cannot be told. Wrap the model in a module that gives the head one row a sample."
-    )
-
-
-def _guess_head(whole: Cut, example: Tensor, outputs: int) -> str | None:
-    """The last linear layer with that many outputs whose output is the model's own."""
-    found = [
-        name
-        for name, module in whole.model.named_modules()
-        if name and isinstance(module, nn.Linear) and module.out_features == outputs
-    ]
-    seen = whole.capture(example, ("", *found))
-    answer = tensor_of(seen.pop(""))
-    for name in reversed(found):
-        given = seen.get(name)
-        if isinstance(given, Tensor) and given.shape == answer.shape and torch.equal(given, answer):
-            return name
-    return None
-
-
-def _last_linear(whole: Cut, example: Tensor, features: Tensor) -> str | None:
-    """The linear layer whose output, pooled, is the features."""
-    names = [
-        name
-        for name, module in whole.model.named_modules()
-        if isinstance(module, nn.Linear) and name != whole.head
-    ]
-    seen = whole.capture(example, names)
-    for name in reversed(names):
-        if name in seen:
-            output = pooled(tensor_of(seen[name]), channels_last=True)
-            if output.shape == features.shape and torch.equal(output, features):
-                return name
-    return None

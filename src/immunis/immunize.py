@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from immunis.cutting import cut
 from immunis.defend import NetworkRun, defend
 from immunis.errors import InputError
-from immunis.features import Cut, Joined, cut
+from immunis.features import Cut, Joined
 from immunis.heads import checked_head, compensated_head, invertible, least_squares_head
 from immunis.measure import paired_grams
 from immunis.methods import LinearProblem, get_method

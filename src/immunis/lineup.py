@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from immunis import checkpoints
 from immunis._version import __version__
 from immunis.audit import Audit, audit
+from immunis.cutting import cut
 from immunis.datasets import Tasks
 from immunis.digests import state_digest
 from immunis.errors import InputError, RankWarning, SettingsError, unknown
 from immunis.export import weights
-from immunis.features import cut
 from immunis.files import make_folder, write_bytes
 from immunis.immunize import Immunized, immunize
 from immunis.networks import load_weights

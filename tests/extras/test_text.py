@@ -6,8 +6,8 @@ import transformers
 from torch import nn
 
 from immunis import SettingsError, Task, audit, immunize
+from immunis.cutting import cut
 from immunis.export import export
-from immunis.features import cut
 from immunis.plan import Training
 from immunis.rebuild import config
 

@@ -14,9 +14,9 @@ pytest.importorskip("timm")
 
 from deep import image_task
 from immunis import InputError, SettingsError, audit, immunize
+from immunis.cutting import cut
 from immunis.datasets import images, read_images
 from immunis.export import export, weights
-from immunis.features import cut
 from immunis.lineup import defended, original
 from immunis.methods import get_method
 from immunis.networks import load_weights, named_network

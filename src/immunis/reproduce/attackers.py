@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from immunis.attacks.base import Arena, Data, Samples
-from immunis.features import cut
+from immunis.cutting import cut
 from immunis.reading import array_of
 from immunis.trial import run_attack
 from immunis.verdict import stopped, summarise
