@@ -12,7 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from immunis import Record, cli, console
+from immunis import Record, Spectrum, cli, console
+from immunis.cutting import cut
+from immunis.gram import gram_of
+from immunis.lineup import original
+from immunis.recipes import load_recipe
 
 RECIPE = """
 [data]
@@ -120,7 +124,7 @@ def test_a_result_of_another_kind_is_not_replaced(run, tmp_path):
 def test_what_a_solved_method_does_not_use_is_refused(run, tmp_path):
     (tmp_path / "small.toml").write_text(RECIPE)
     done = run("immunize", "small.toml", "--precision", "bf16-mixed")
-    assert done.returncode == 2 and "are for training" in done.stderr
+    assert done.returncode == 2 and "is solved" in done.stderr
     assert run("immunize", "small.toml", "--device", "auto").returncode == 0
 
 
@@ -201,6 +205,19 @@ def test_version_and_list(run, tmp_path):
         assert word in listed
     assert "lambda_primary" not in run("list", "recipes").stdout
     assert json.loads(run("list", "--json").stdout)["methods"][0]["name"] == "r_ill"
+
+
+def test_a_recipe_with_a_network_is_measured_by_its_features(run):
+    recipe = load_recipe("digit-parity")
+    tasks = recipe.tasks()
+    model = original(recipe, tasks)
+    whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs)
+    expected = Spectrum.of(gram_of(whole.read(tasks.primary.train.tensors()[0])[0].detach()))
+    found = json.loads(run("measure", "digit-parity", "--json").stdout)["figures"]["primary"]
+    assert found["dimension"] == whole.width
+    assert found["condition_number"] == pytest.approx(expected.condition_number, rel=1e-3)
+    refused = run("measure", "digits", "--precision", "bf16-mixed")
+    assert refused.returncode == 2 and "are for networks" in refused.stderr
 
 
 def test_measure_prints_a_table_or_json_and_writes_a_record(run, tmp_path):

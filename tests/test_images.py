@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from immunis import InputError, SettingsError, Task
 from immunis.datasets import images, read_images
 from immunis.datasets.ondevice import Decoder
+from immunis.lineup import measure_recipe
 from immunis.recipes import check_recipe, load_recipe
 from immunis.streams import Stream, ahead, augmented, held_out, mixed, spread
 
@@ -242,8 +243,8 @@ class TestTasks:
             {"data": {"source": "images", "primary": "own", "harmful": "harm", "size": 16}},
             folder / "r.toml",
         )
-        with pytest.raises(SettingsError, match="reads images, and measure looks at inputs as"):
-            recipe.check_measured()
+        with pytest.raises(SettingsError, match="name a network"):
+            measure_recipe(recipe, recipe.tasks(str(folder)))
         assert recipe.tasks(str(folder)).primary.input_shape == (3, 16, 16)
 
     def test_fingerprints_tell_data_apart_without_decoding(self, folder):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +21,14 @@ from immunis._version import __version__
 from immunis.audit import Audit, audit
 from immunis.cutting import cut
 from immunis.datasets import Tasks
+from immunis.defend import feature_gram
 from immunis.digests import state_digest
 from immunis.errors import InputError, RankWarning, SettingsError, unknown
 from immunis.export import weights
 from immunis.files import make_folder, write_bytes
 from immunis.immunize import Immunized, immunize
+from immunis.measure import Measurement, measure, measured
+from immunis.metrics import check_pair
 from immunis.networks import load_weights
 from immunis.objectives.base import supervised_only
 from immunis.plan import Hardware, device_of, training_of
@@ -71,6 +75,36 @@ def original(
     return result.model
 
 
+def measure_recipe(
+    recipe: Recipe,
+    tasks: Tasks,
+    hardware: Hardware | None = None,
+    folder: str | Path | None = None,
+    progress: Progress = lambda what, share: None,
+) -> Measurement:
+    """Measure a recipe's tasks: the features of its network, if it has one, or the inputs.
+
+    Of a network at most 16,384 samples are read, or eight for each feature.
+
+    Raises:
+        SettingsError: for images without a network, or hardware that nothing would use.
+    """
+    where = hardware or Hardware()
+    if not recipe.is_network:
+        if recipe.data["source"] == "images":
+            raise SettingsError(
+                f"{recipe.name} reads images, whose pixels say little: name a network in [model]."
+            )
+        _check_used(where, recipe, "inputs are measured as they are")
+        return measure(tasks.primary, tasks.harmful)
+    began, device = time.perf_counter(), device_of(where.device)
+    check_pair(tasks.primary, tasks.harmful)
+    model = original(recipe, tasks, hardware, folder, progress)
+    whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs, recipe.head).on(device)
+    pair = tasks.primary, tasks.harmful
+    return measured((feature_gram(whole, pair[0]), feature_gram(whole, pair[1])), pair, began)
+
+
 def trains(recipe: Recipe, hardware: Hardware) -> bool:
     """Whether a recipe's method trains its network, rather than being solved.
 
@@ -78,14 +112,18 @@ def trains(recipe: Recipe, hardware: Hardware) -> bool:
         SettingsError: for hardware that nothing of the recipe would use.
     """
     trained = recipe.training_for(recipe.method) is not None
-    unused = hardware not in (Hardware(), Hardware(device="auto"))
-    if unused and not trained and recipe.pretrain is None:
-        raise SettingsError(
-            "--device, --devices, --nodes, --strategy, --precision and --compile are for training; "
-            f"here method {recipe.method['name']!r} is solved. Leave them out, or add [training] "
-            "to the recipe."
-        )
+    if not trained:
+        _check_used(hardware, recipe, f"method {recipe.method['name']!r} is solved")
     return trained
+
+
+def _check_used(hardware: Hardware, recipe: Recipe, why: str) -> None:
+    """Refuse hardware that is asked for where nothing is trained on it."""
+    if hardware not in (Hardware(), Hardware(device="auto")) and recipe.pretrain is None:
+        raise SettingsError(
+            "--device, --devices, --nodes, --strategy, --precision and --compile are for networks; "
+            f"here {why}. Leave them out, or add [training] to the recipe."
+        )
 
 
 def defended(

@@ -76,10 +76,15 @@ def measure(primary: Task, harmful: Task, model: nn.Module | Tensor | None = Non
     Raises:
         InputError: for data that cannot be measured; the message says why.
     """
-    start = time.perf_counter()
-    extractor = as_extractor(model)
-    gram_primary, gram_harmful = paired_grams(primary, harmful, extractor)
-    for task, moments in ((primary, gram_primary), (harmful, gram_harmful)):
+    began = time.perf_counter()
+    return measured(paired_grams(primary, harmful, as_extractor(model)), (primary, harmful), began)
+
+
+def measured(grams: tuple[Gram, Gram], tasks: tuple[Task, Task], began: float) -> Measurement:
+    """Measure the moments of two tasks' features, on which work began at a time."""
+    gram_primary, gram_harmful = grams
+    for task, moments in zip(tasks, grams, strict=True):
+        check_moments(task.name, moments)
         warn_if_deficient(task.name, moments)
     varied = float(gram_harmful.target_scatter.trace()) > 0
     spectra = quiet_spectrum(gram_primary), quiet_spectrum(gram_harmful)
@@ -89,8 +94,8 @@ def measure(primary: Task, harmful: Task, model: nn.Module | Tensor | None = Non
         ridge_ceiling=ceiling(gram_primary, gram_harmful, RIDGE),
         free_directions=spectra[1].free_directions(spectra[0]),
         rho=rho_of_gram(gram_harmful) if varied else None,
-        tasks=(primary, harmful),
-        seconds=time.perf_counter() - start,
+        tasks=tasks,
+        seconds=time.perf_counter() - began,
     )
 
 
@@ -101,9 +106,14 @@ def paired_grams(
     check_pair(primary, harmful)
     grams = gram(primary, extractor), gram(harmful, extractor)
     for task, moments in zip((primary, harmful), grams, strict=True):
-        if not bool(moments.matrix().any()):
-            raise InputError(f"{task.name}: every feature of every sample is zero.")
+        check_moments(task.name, moments)
     return grams
+
+
+def check_moments(name: str, moments: Gram) -> None:
+    """Refuse features that are all zero, of which there is no κ."""
+    if not bool(moments.matrix().any()):
+        raise InputError(f"{name}: every feature of every sample is zero.")
 
 
 def warn_if_deficient(name: str, moments: Gram) -> None:

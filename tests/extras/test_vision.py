@@ -1,6 +1,7 @@
 """timm and torchvision models: cut, train, export, load where nobody has heard of immunis."""
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -17,12 +18,12 @@ from immunis import InputError, SettingsError, audit, immunize
 from immunis.cutting import cut
 from immunis.datasets import images, read_images
 from immunis.export import export, weights
-from immunis.lineup import defended, original
+from immunis.lineup import defended, measure_recipe, original
 from immunis.methods import get_method
 from immunis.networks import load_weights, named_network
 from immunis.plan import Hardware, Training
 from immunis.rebuild import config
-from immunis.recipes import load_recipe
+from immunis.recipes import check_recipe, load_recipe
 from immunis.runs import Run
 from test_images import write_cars, write_folders
 
@@ -375,3 +376,23 @@ def test_of_a_vit_with_rms_norms_the_last_block_is_a_stage():
     whole = cut(timm.create_model("test_vit4", num_classes=4).eval(), torch.randn(2, 3, 160, 160))
     assert whole.stages[-1].startswith("blocks.")
     assert whole.trailing
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_task_pair_is_measured_through_a_network_trained_first(tmp_path):
+    for name, split in itertools.product(("own", "harm"), ("train", "test")):
+        write_folders(tmp_path / name, split, each=10)
+    recipe = check_recipe(
+        {
+            "data": {"source": "images", "primary": "own", "harmful": "harm", "size": 32},
+            "model": {"timm": "resnet10t"},
+            "pretrain": {"steps": 1, "evaluate": 1},
+        },
+        tmp_path / "r.toml",
+    )
+    tasks = recipe.tasks(str(tmp_path))
+    found = measure_recipe(recipe, tasks, folder=tmp_path / "models")
+    again = measure_recipe(recipe, tasks, folder=tmp_path / "models")  # trained once
+    assert found.primary.dimension == 512
+    assert torch.equal(found.harmful.eigenvalues, again.harmful.eigenvalues)
+    assert [p.suffix for p in (tmp_path / "models").glob("original-*")] == [".safetensors"]

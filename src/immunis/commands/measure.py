@@ -5,24 +5,35 @@ from __future__ import annotations
 import typer
 
 from immunis.console import bar, explain, show, take, where
-from immunis.options import Data, Json, Output, Recipe, app
+from immunis.options import Data, Device, Json, Output, Precision, Recipe, app
 
 
 @app.command()
-def measure(recipe: Recipe, data: Data = None, output: Output = None, json: Json = False) -> None:
-    """Measure a task pair: both spectra, and the ceiling RIR* no linear defence can pass."""
+def measure(
+    recipe: Recipe,
+    data: Data = None,
+    output: Output = None,
+    device: Device = "cpu",
+    precision: Precision = "32-true",
+    json: Json = False,
+) -> None:
+    """Measure a task pair: both spectra, and the ceiling RIR* no linear defence can pass.
+
+    Of a recipe with a network its features are measured, of others the inputs.
+    """
     from immunis.files import release
     from immunis.formats import number
-    from immunis.measure import measure as run
+    from immunis.lineup import measure_recipe
+    from immunis.plan import hardware_of
     from immunis.recipes import load_recipe
     from immunis.tables import measure_table
 
     chosen = load_recipe(recipe)
-    chosen.check_measured()
+    hardware = hardware_of({"device": device, "precision": precision})
     folder = take(output or f"immunis-runs/{chosen.name}-measure", "measure")
-    with bar(f"measure {chosen.name}", json):
+    with bar(f"measure {chosen.name}", json) as report:
         tasks = chosen.tasks(data)
-        measured = run(tasks.primary, tasks.harmful)
+        measured = measure_recipe(chosen, tasks, hardware, folder / "models", report)
         record = measured.record.with_settings(recipe=chosen.to_dict())
     paths = release(folder, {"record.json": record.to_file()})
     if json:

@@ -14,7 +14,7 @@ from immunis.errors import InputError, SettingsError, unknown
 from immunis.methods import get_method
 from immunis.networks import LIBRARIES
 from immunis.plan import training_of
-from immunis.recipes.recipe import SOURCES, TABLES, Recipe, training_for
+from immunis.recipes.recipe import NETWORKS, SOURCES, TABLES, Recipe, training_for
 from immunis.settings import check, fits
 from immunis.views import CONTROL, ORIGINAL, SCRATCH
 
@@ -117,10 +117,7 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
         raise SettingsError(f"recipe {path}: [model] {extra[0]} goes with {', '.join(LIBRARIES)}.")
     audit = _check_audit(dict(values.get("audit", {})), training, path)
     trained = [training_for(training, table) for table in (method, *audit.get("methods", ()))]
-    if any(part is not None for part in (pretrain, *trained)) and kinds[0] not in (
-        *LIBRARIES,
-        "network",
-    ):
+    if any(part is not None for part in (pretrain, *trained)) and kinds[0] not in NETWORKS:
         raise SettingsError(f"recipe {path}: training needs a network in [model].")
     if any(width < 1 for width in model.get("network", (1,))):
         raise SettingsError(f"recipe {path}: widths of the network must be at least 1.")

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from immunis import datasets
 from immunis.datasets import Tasks
-from immunis.errors import InputError, SettingsError
+from immunis.errors import InputError
 from immunis.networks import LIBRARIES, named_network, pretrained_mlp, read_tensors
 from immunis.tasks import Task
 
+NETWORKS = (*LIBRARIES, "network")
 TABLES = ("data", "model", "pretrain", "method", "training", "audit")
 SOURCES: dict[str, Callable[..., Tasks]] = {
     "digits": datasets.digits,
@@ -98,18 +99,10 @@ class Recipe:
                 options["folder"] = str(self.folder / options.get("folder", "."))
         return source(**options)
 
-    def check_measured(self) -> None:
-        """Refuse inputs that cannot be measured as they are.
-
-        Raises:
-            SettingsError: for images.
-        """
-        if self.data["source"] == "images":
-            raise SettingsError(
-                f"{self.name} reads images, and measure looks at inputs as they are. `immunis "
-                "audit` measures a network's features; so does measure(primary, harmful, "
-                "extractor) from Python."
-            )
+    @property
+    def is_network(self) -> bool:
+        """Whether its model is a network, and no linear map."""
+        return any(kind in self.model for kind in NETWORKS)
 
     def extractor(self, primary: Task) -> nn.Module | Tensor:
         """Return what to immunize: identity, random, from a file, or a small trained network."""
