@@ -217,7 +217,9 @@ def test_a_recipe_with_a_network_is_measured_by_its_features(run):
     assert found["dimension"] == whole.width
     assert found["condition_number"] == pytest.approx(expected.condition_number, rel=1e-3)
     refused = run("measure", "digits", "--precision", "bf16-mixed")
-    assert refused.returncode == 2 and "are for networks" in refused.stderr
+    assert refused.returncode == 2 and "name a network in [model]" in refused.stderr
+    refused = run("measure", "digit-parity", "--precision", "bf16-mixed")
+    assert refused.returncode == 2 and "no network is trained first" in refused.stderr
 
 
 def test_measure_prints_a_table_or_json_and_writes_a_record(run, tmp_path):

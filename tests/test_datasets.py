@@ -161,6 +161,13 @@ def test_rows_of_an_npz_file_are_shared_out_within_each_class(tmp_path):
     tasks = npz("p.npz", "h.npz", folder=str(tmp_path))
     assert tasks.harmful.classes == tasks.attacker.classes == (0, 1, 2, 3)
     assert not set(tasks.harmful.train.row_hashes()) & set(tasks.attacker.train.row_hashes())
+    for bad in (x[:30], x[:, :1].repeat(2, 0)):
+        np.savez(tmp_path / "b.npz", x_train=bad, y_train=y)
+        with pytest.raises(InputError, match="pair up one to one"):
+            npz("p.npz", "b.npz", folder=str(tmp_path))
+    np.savez(tmp_path / "b.npz", x_train=x, y_train=np.array(3))
+    with pytest.raises(InputError, match="pair up one to one"):
+        npz("p.npz", "b.npz", folder=str(tmp_path))
     np.savez(tmp_path / "r.npz", x_train=x, y_train=x)  # two targets or more: every second row
     halves = npz("p.npz", "r.npz", folder=str(tmp_path))
     assert [len(t.train.tensors()[0]) for t in (halves.harmful, halves.attacker)] == [20, 20]

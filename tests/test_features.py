@@ -538,6 +538,15 @@ class TestModelsOfManyMakes:
         torch.testing.assert_close(found.read(x)[0], found.model.body(x).mean(1))
         found = cut(Last(lambda z: z[:, -1]).eval(), x, 3, head="head")
         torch.testing.assert_close(found.read(x)[0], found.model.body(x)[:, -1])
+        for scaled in (lambda z: 5 * z.sum(1), lambda z: z.mean(1).log_softmax(1)):  # of the mean
+            found = cut(Last(scaled).eval(), x, 3, head="head")
+            torch.testing.assert_close(found.read(x)[0], found.model.body(x).mean(1))
+        blank, loud = Last(lambda z: z[:, -1]).eval(), Last(lambda z: z[:, -1]).eval()
+        nn.init.zeros_(blank.head.weight)
+        with pytest.raises(InputError, match="answers all of them alike"):
+            cut(blank, x, 3, head="head")
+        nn.init.constant_(loud.head.bias, 60.0)  # beside which tokens differ little
+        torch.testing.assert_close(cut(loud, x, 3, "head").read(x)[0], loud.body(x)[:, -1])
         rows, which = torch.arange(4), torch.tensor([0, 4, 2, 2])  # another token of each row
         found = cut(Last(lambda z: z[rows[: len(z)], which[: len(z)]]).eval(), x, 3, head="head")
         torch.testing.assert_close(found.read(x)[0], found.model.body(x)[rows, which])

@@ -514,7 +514,7 @@ def scores(i: Inputs):
 
 @checks(
     "measure.measure", "immunis.measure", "measure.paired_grams", "measure.degenerate_columns",
-    "measure.warn_if_deficient",
+    "measure.warn_if_deficient", "measure.measured", "measure.check_moments",
 )  # fmt: skip
 def measured(i: Inputs):
     tasks = pair(i)

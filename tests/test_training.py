@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import math
+import pickle
 import shutil
 import sys
 import warnings
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler
 
 from deep import image_task, small_net, tasks
 from immunis import (
@@ -39,6 +40,7 @@ from immunis.objectives.probe import moved, shrunk, total_variance
 from immunis.plan import Hardware, Training
 from immunis.readable import recalled, rho, rho_of_gram
 from immunis.runs import Run
+from immunis.splits import Split
 from immunis.streams import Stream, held_out
 from immunis.training import fit
 from immunis.unreadable import Corrupt, Guarded, collate
@@ -1220,6 +1222,35 @@ class TestOwnData:
         assert found[1] == Corrupt("sample 3", "OSError: gone")
         assert found[0][1] == data[2][1]
 
+    @pytest.mark.filterwarnings("ignore:.*skipped")
+    def test_unreadable_rows_are_counted_among_those_drawn(self):
+        data = Broken(tasks()[0], set(range(0, 30, 2)), OSError("gone"))
+        some = Subset(data, range(30))
+        drawn = DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(range(30)))
+        for each in (some, drawn):
+            with pytest.raises(InputError, match="of 30 samples cannot be read"):
+                Split(each, "x").tensors()
+
+    @pytest.mark.filterwarnings("ignore:.*skipped")
+    def test_the_first_rows_are_as_many_as_asked_for(self):
+        data = Broken(tasks()[0], {0}, OSError("gone"))
+        assert torch.equal(Split(data, "x").first(2), data.x[1:3])
+
+    def test_subsets_of_one_data_set_are_told_apart_and_keep_its_names(self):
+        data = Plain(tasks()[0])
+        data.classes = ["a", "b", "c", "d"]
+        parts = [Subset(data, range(20)), Subset(data, range(20, 40)), Subset(data, range(20))]
+        first, other, again = (Split(part, "x").identity() for part in parts)
+        assert first == again != other
+        assert Task(parts[0], name="x").class_names == data.classes
+
+    def test_what_workers_ask_of_a_data_set_is_the_users(self):
+        data = Plain(tasks()[0])
+        guard = pickle.loads(pickle.dumps(Guarded(data)))
+        guard.handle = 3
+        assert guard.data.handle == guard.handle == 3
+        assert not hasattr(guard, "nothing") and torch.equal(guard.x, data.x)
+
     def test_layers_of_a_bare_encoder_go_by_its_own_names(self):
         primary, harmful = tasks()
         encoder = nn.Sequential(*list(small_net().children())[:-1]).eval()
@@ -1230,6 +1261,9 @@ class TestOwnData:
                 training=dataclasses.replace(SHORT, layers=["0.x"]),
             )  # fmt: skip
         assert "0.0" not in str(error.value)
+        parts = nn.Sequential(nn.Linear(6, 8), nn.ReLU()).eval(), nn.Linear(8, 3).eval()
+        with pytest.raises(SettingsError, match="layer '1' has no parameters"):
+            cut(parts, torch.randn(2, 6)).parameters_named(["1"])
 
 
 class Versioned(nn.Linear):
@@ -1261,3 +1295,7 @@ def test_states_keep_the_versions_of_their_modules(tmp_path):
     again = made()
     load_weights(again, tmp_path / "m.safetensors")
     assert states_equal(again.state_dict(), results[0].state_dict())
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))  # torch's own: older states load
+    old = {k: v for k, v in model.state_dict().items() if "num_batches" not in k}
+    save_file(old, tmp_path / "old.safetensors")
+    load_weights(model, tmp_path / "old.safetensors")

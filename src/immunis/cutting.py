@@ -92,41 +92,68 @@ def cut(
     )  # fmt: skip
 
 
+def _alike(one: Tensor, other: Tensor, among: Tensor | None = None) -> bool:
+    """Whether two are the same but for rounding, beside all there are (those of the first)."""
+    half = one.dtype in (torch.float16, torch.bfloat16)
+    far = (one.double() - other.double()).abs().max()
+    largest = (one if among is None else among).abs().max().double()
+    return bool(far <= (0.1 if half else 0.01) * largest)
+
+
 def _check_rows(whole: Cut, example: Tensor, features: Tensor, name: str) -> None:
     """Refuse a model whose features of a row are not that row's alone: no attack could use it."""
-    (alone,) = whole.read(example[:1])
-    half = features.dtype in (torch.float16, torch.bfloat16)
-    far = (alone.double() - features[:1].double()).abs().max()
-    if bool(far > (0.1 if half else 0.01) * features.abs().max().double()):
+    if not _alike(features[:1], whole.read(example[:1])[0], features):
         raise InputError(
             f"{name}: features of a row change with the rows beside it, or from call to call. Use "
-            " BatchNorm with running statistics, and no randomness in evaluation mode."
+            "BatchNorm with running statistics, and no randomness in evaluation mode."
         )
 
 
 def _as_heeded(whole: Cut, example: Tensor, name: str) -> Cut:
     """The cut that reads what the model's answers come from, where its head reads tokens.
 
-    Their mean, if the head's answer to it is the model's own, or the one that the model heeds.
+    Their mean, if answers stay as they are with it in the place of every token, or else the one
+    whose answer is the model's own. Tried with a head of random weights: one of zeros tells
+    nothing.
 
     Raises:
-        InputError: where it is neither (the largest answer of all, say).
+        InputError: where it is neither (the largest answer of all, say), or the head as it is
+            cannot tell which token that is.
     """
     head, found = whole.head_layer, whole.capture(example, ("", OUTPUT))
-    answers = logits_of(found[OUTPUT])
-    if whole.aside or head is None or answers.shape != (len(example), head.out_features):
+    shape = logits_of(found[OUTPUT]).shape
+    if whole.aside or head is None or shape != (len(example), head.out_features):
         return whole
     if tensor_of(found[""]).ndim == 2:
         return whole
-    half = answers.dtype in (torch.float16, torch.bfloat16)
-    for each in (whole, dataclasses.replace(whole, picks=True)):
-        far = (head(each.read(example)[0]).double() - answers.double()).abs().max()
-        if bool(far <= (0.1 if half else 0.01) * answers.abs().max().double()):
-            return each
+    tried = whole.copy()
+    layer = tried.head_layer
+    assert layer is not None
+    drawn = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(0))
+    layer.weight.copy_(drawn)
+    if layer.bias is not None:
+        layer.bias.zero_()
+    answers = tried.answers(example)
+
+    def averaged(_: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
+        tokens = given[0].flatten(1, -2)
+        return tokens.mean(1, keepdim=True).expand_as(tokens).reshape(given[0].shape)
+
+    handle = layer.register_forward_pre_hook(averaged)
+    of_mean = tried.answers(example)
+    handle.remove()
+    if _alike(answers, of_mean):
+        return whole
+    picked = dataclasses.replace(whole, picks=True)
+    (token,) = dataclasses.replace(tried, picks=True).read(example)
+    told = "its answers are neither what it says of their mean nor of one of them"
+    if _alike(answers, layer(token)):
+        if _alike(token, picked.read(example)[0]):
+            return picked
+        told = "it answers all of them alike, so that which one counts cannot be told"
     raise InputError(
-        f"{name}: its head {whole.head!r} reads several tokens or positions of a sample, and its "
-        "answers are neither what it says of their mean nor of one of them, so what to take for "
-        "features cannot be told. Wrap the model in a module that gives the head one row a sample."
+        f"{name}: its head {whole.head!r} reads several tokens or positions of a sample, and "
+        f"{told}. Wrap the model in a module that gives the head one row a sample."
     )
 
 

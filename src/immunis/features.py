@@ -102,7 +102,7 @@ class Cut:
             within = tuple(f"{name}." for name in modules if fnmatchcase(name, pattern))
             known = {name.removeprefix(root): name for name in every}
             found = [n for n in known if n.startswith(within) or fnmatchcase(n, pattern)]
-            if not found and pattern == self.head:
+            if not found and f"{root}{pattern}" == self.head:
                 raise SettingsError(f"{pattern!r} is the head, which is always trained.")
             if not found and pattern in modules:
                 raise SettingsError(f"layer {pattern!r} has no parameters: nothing to train in it.")

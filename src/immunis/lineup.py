@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from immunis import checkpoints
 from immunis._version import __version__
+from immunis.attacks.search import need_optuna
 from immunis.audit import Audit, audit
 from immunis.cutting import cut
 from immunis.datasets import Tasks
@@ -95,8 +96,15 @@ def measure_recipe(
             raise SettingsError(
                 f"{recipe.name} reads images, whose pixels say little: name a network in [model]."
             )
-        _check_used(where, recipe, "inputs are measured as they are")
+        _check_used(
+            where, "inputs are measured as they are. Leave them out, or name a network in [model]"
+        )
         return measure(tasks.primary, tasks.harmful)
+    if recipe.pretrain is None:
+        _check_used(
+            dataclasses.replace(where, device="cpu"),
+            "no network is trained first. Leave --precision out, or add [pretrain] to the recipe",
+        )
     began, device = time.perf_counter(), device_of(where.device)
     check_pair(tasks.primary, tasks.harmful)
     model = original(recipe, tasks, hardware, folder, progress)
@@ -112,17 +120,18 @@ def trains(recipe: Recipe, hardware: Hardware) -> bool:
         SettingsError: for hardware that nothing of the recipe would use.
     """
     trained = recipe.training_for(recipe.method) is not None
-    if not trained:
-        _check_used(hardware, recipe, f"method {recipe.method['name']!r} is solved")
+    if not trained and recipe.pretrain is None:
+        solved = f"method {recipe.method['name']!r} is solved"
+        _check_used(hardware, f"{solved}. Leave them out, or add [training] to the recipe")
     return trained
 
 
-def _check_used(hardware: Hardware, recipe: Recipe, why: str) -> None:
+def _check_used(hardware: Hardware, why: str) -> None:
     """Refuse hardware that is asked for where nothing is trained on it."""
-    if hardware not in (Hardware(), Hardware(device="auto")) and recipe.pretrain is None:
+    if hardware not in (Hardware(), Hardware(device="auto")):
         raise SettingsError(
             "--device, --devices, --nodes, --strategy, --precision and --compile are for networks; "
-            f"here {why}. Leave them out, or add [training] to the recipe."
+            f"here {why}."
         )
 
 
@@ -256,6 +265,8 @@ def audit_recipe(
     networks are kept in ``models_folder``; the rest is as in ``audit``.
     """
     device = device_of(device)  # before hours of training
+    if recipe.audit.get("trials") is not None:
+        need_optuna()
     tasks = recipe.tasks(data)
     options = {key: value for key, value in recipe.audit.items() if key != "methods"}
     where = hardware, models_folder, progress

@@ -162,19 +162,20 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     state = _unwrapped(state)
     try:
         _check_values(model, state, path)
-        model.load_state_dict(versioned(model, state))
+        try:
+            model.load_state_dict(state)
+        except ValueError:  # asks for versions, which files do not keep
+            model.load_state_dict(versioned(model, state))
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"weights {path} are of another model: {reason}") from error
 
 
 def versioned(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """A state with the versions of the model's modules, where it has none of its own.
+    """A state of this very model with the versions of its modules, which tensors alone lack.
 
-    Files keep tensors alone, and some modules (torchvision's MNASNet) refuse a state without.
+    Some modules (torchvision's MNASNet) refuse a state without.
     """
-    if getattr(state, "_metadata", None):
-        return state
     found = OrderedDict(state)
     found._metadata = getattr(model.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
     return found

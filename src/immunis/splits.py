@@ -169,7 +169,8 @@ class Split:
         if not {item.name for item in bad} - self.corrupt:
             return
         self.corrupt |= {item.name for item in bad}
-        total = len(getattr(self._loader, "dataset", self._loader))  # type: ignore[arg-type]
+        drawn = self._loader.sampler if isinstance(self._loader, DataLoader) else self._loader
+        total = len(drawn)  # type: ignore[arg-type]
         if len(self.corrupt) > max(1, MOST_CORRUPT * total):
             raise InputError(
                 f"{self.where}: {len(self.corrupt)} of {total} samples cannot be read, the last "
@@ -183,8 +184,14 @@ class Split:
         )
 
     def first(self, count: int) -> Tensor:
-        """Return the first few inputs."""
-        return next(self.batches(count))[0][:count]
+        """Return the first few inputs that can be read."""
+        parts, seen = [], 0
+        for inputs, _ in self.batches(count):
+            parts.append(inputs)
+            seen += len(inputs)
+            if seen >= count:
+                break
+        return torch.cat(parts)[:count]
 
     def tensors(self) -> Batch:
         """Return the whole split in memory as ``(inputs, labels)``."""
@@ -196,7 +203,7 @@ class Split:
     @property
     def source(self) -> Any:
         """The ``Dataset`` behind the split; None for tensors and arrays."""
-        found = getattr(self._loader, "dataset", self._loader)
+        found = self._loader.dataset if isinstance(self._loader, DataLoader) else self._loader
         return found.data if isinstance(found, Guarded) else found
 
     @property
@@ -210,10 +217,16 @@ class Split:
             yield from hash_rows(inputs)
 
     def identity(self) -> str:
-        """What tells this data from other data: its fingerprint, or its size where that is dear."""
+        """What tells this data from other data: its fingerprint, or its size where that is dear.
+
+        Of a ``Subset`` also which rows.
+        """
         source = self.source
         if self.in_memory or hasattr(source, "fingerprint"):
             return self.fingerprint()
+        if isinstance(source, Subset):
+            rows = torch.tensor(sorted(source.indices))
+            return f"{self.where} {len(rows)} {next(hash_rows(rows[None])):032x}"
         return f"{self.where} {len(source)}" if hasattr(source, "__len__") else self.where
 
     def fingerprint(self) -> str:

@@ -40,8 +40,8 @@ def stages_of(
     Where there are few, containers are opened, and so is what holds a list of blocks (the encoder
     of a transformer), or is never called itself while its parts are. What holds nothing but the
     head is no stage. Bare normalisation layers are none either; those behind the last stage are
-    returned beside it, to be trained with it, and
-    then the names of those stages whose samples come second.
+    returned beside it, to be trained with it, and then the names of those stages whose samples
+    come second.
     """
     model = whole.model
     of_head = set() if whole.head_layer is None else {id(p) for p in whole.head_layer.parameters()}

@@ -132,7 +132,10 @@ class Task:
         return found
 
     def _own_names(self) -> Any:
-        return getattr(self.train.source, "classes", None)
+        source = self.train.source
+        while not hasattr(source, "classes") and hasattr(source, "dataset"):  # a subset of one
+            source = source.dataset
+        return getattr(source, "classes", None)
 
     def __repr__(self) -> str:
         """Show the name, kind and input shape."""

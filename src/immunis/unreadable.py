@@ -23,10 +23,21 @@ class Corrupt:
 
 
 class Guarded(Dataset):
-    """A user's ``Dataset``, with ``Corrupt`` in place of what it cannot read."""
+    """A user's ``Dataset``, with ``Corrupt`` in place of what it cannot read.
+
+    All else that is asked of it or set on it, by a ``worker_init_fn`` say, is the user's.
+    """
 
     def __init__(self, data: Any) -> None:
-        self.data = data
+        object.__setattr__(self, "data", data)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data":  # not there yet, while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.data, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.data, name, value)
 
     def __len__(self) -> int:
         return len(self.data)

@@ -121,11 +121,21 @@ def search(
     return Outcome(settings, points, len(tried), len(spent), sum(spent), notes)
 
 
-def _optuna(space: Space, attempt: Callable[[Settings], float], trials: int, seed: int) -> None:
+def need_optuna() -> Any:
+    """The library that ``trials`` asks for.
+
+    Raises:
+        SettingsError: where it is not installed.
+    """
     try:
         import optuna
     except ImportError as error:
         raise SettingsError("optuna is not installed: pip install immunis[search]") from error
+    return optuna
+
+
+def _optuna(space: Space, attempt: Callable[[Settings], float], trials: int, seed: int) -> None:
+    optuna = need_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def objective(trial: Any) -> float:

@@ -65,6 +65,13 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             f"{path} lacks {', '.join(sorted(missing))}; it has {', '.join(arrays) or 'nothing'}. "
             "Save it with numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
         )
+    for part in ("train", "test"):
+        x, y = (arrays.get(f"{name}_{part}") for name in "xy")
+        if x is not None and y is not None and (not y.ndim or x.shape[:1] != y.shape[:1]):
+            raise InputError(
+                f"{path}: x_{part} of shape {x.shape} and y_{part} of shape {y.shape}; they must "
+                "pair up one to one."
+            )
     return arrays
 
 

@@ -103,8 +103,10 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
     )
     for table in (training, pretrain):
         training_of(table or {})
-    if pretrain is not None and pretrain.get("mix"):
-        raise SettingsError(f"recipe {path}: mix is for harmful rows, and [pretrain] has none.")
+    for key in ("mix", "harmful_held_out"):
+        if pretrain is not None and pretrain.get(key):
+            told = f"recipe {path}: {key} is for harmful rows, and [pretrain] has none."
+            raise SettingsError(told)
     if method:
         _check_method(method, training, path)
     model = dict(values.get("model", {"init": "identity"}))
