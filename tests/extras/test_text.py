@@ -147,6 +147,11 @@ def test_a_decoder_is_read_at_the_last_token_that_is_no_padding():
     training = Training(steps=2, batch=16, harmful_batch=40, evaluate=1)
     found = immunize(model, primary, harmful, "probe", head="score", training=training)
     assert found.record.figures["spectra"]["harmful"]["after"]["dimension"] == 16
+    pytest.importorskip("peft")
+    tried = audit(
+        {"original": model}, primary, harmful, attacks=["lora"], seeds=1, budget=2, head="score"
+    )
+    assert tried.record.figures["attacks"]["lora"]["original"]["status"] == "done"
 
 
 @pytest.mark.filterwarnings("ignore")

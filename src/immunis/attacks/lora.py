@@ -20,7 +20,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     names = [
         name
         for name, module in cut.model.named_modules()
-        if name and name != cut.head and isinstance(module, nn.Linear | nn.Conv2d)
+        if name and name != cut.head and _adaptable(module)
     ]
     if not names:
         raise NotApplicableError("the extractor has no linear or convolutional layer")
@@ -32,6 +32,11 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     network.cut = dataclasses.replace(cut, model=model)
     trained = [p for name, p in model.named_parameters() if "lora_" in name]
     return tune(arena, network, trained, settings)
+
+
+def _adaptable(module: nn.Module) -> bool:
+    """Whether peft knows how to adapt a layer; ``Conv1D`` is GPT-2's linear one."""
+    return isinstance(module, nn.Linear | nn.Conv2d) or type(module).__name__ == "Conv1D"
 
 
 ATTACK = Attack("lora", "fine-tune low-rank updates", run, space, lambda cut: ())
