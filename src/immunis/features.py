@@ -4,7 +4,8 @@ The head is the linear classifier that ends the model; features are what goes in
 model without one (a plain ``nn.Linear``, a matrix θ) is an extractor: features are what
 comes out. Features of rank above two are pooled by their mean: over positions for
 (samples, channels, height, width), over tokens for (samples, tokens, channels), unless a layer's
-parts say that it has its channels elsewhere.
+parts say that it has its channels elsewhere. Of tokens that the head itself reads the one counts
+that the model heeds, if it heeds one alone (``Cut.picks``).
 """
 
 from __future__ import annotations
