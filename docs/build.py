@@ -86,7 +86,7 @@ JOINED = {  # audits of one original by the same attackers, by the ends of their
     "joined-flowers-resnet18": ("", "-held", "-tuning"),
     "joined-cars-resnet18": ("", "-held", "-tuning"),
     "joined-flowers-vit": ("", "-held", "-near", "-tuning", "-recall"),
-    "joined-cars-vit": ("", "-held", "-near", "-tuning", "-recall"),
+    "joined-cars-vit": ("", "-plain", "-held", "-near", "-tuning", "-recall"),
 }
 MENDED = ("kernel",)  # attacks that were made stronger: what the last audit has of them counts
 PAIRS = {
@@ -124,6 +124,10 @@ def reached_table() -> Table:
         before, after = (figures["models"][model] for model in ("original", shipped))
         gains = [100 * (seed["primary"] - before["primary"]) for seed in after["variants"]]
         gain, ratios = statistics.mean(gains), [seed["rir"] for seed in after["variants"]]
+        control = (
+            record(name.replace("audit-tiny-imagenet", "joined")).figures["models"].get("plain")
+        )
+        beside = f"{100 * (after['primary'] - control['primary']):+.2f}" if control else "–"
         held = [100 * lost(run) for run in figures.get("training", {}).get(shipped, [])]
         linear = {attack: kept(figures, attack, shipped) for attack in LINEAR}
         worst = max(linear, key=lambda attack: linear[attack])
@@ -140,6 +144,7 @@ def reached_table() -> Table:
                 )
                 if held
                 else "–",
+                beside,
                 cell(f"{worst} {linear[worst]:.2f}", True) if linear[worst] > 0 else "nothing",
                 *(cell(f"{share:.2f}", share > KEPT) for share in others),
                 cell(
@@ -149,7 +154,15 @@ def reached_table() -> Table:
                 *tuned,
             ]
         )
-    heads = "primary, points", "held out", "linear probes keep", "two-layer", "neighbours", "RIR"
+    heads = (
+        "primary, points",
+        "held out",
+        "beside `plain`",
+        "linear probes keep",
+        "two-layer",
+        "neighbours",
+        "RIR",
+    )
     return Table("reached", ["pair", *heads, *TUNING], rows)
 
 
