@@ -486,6 +486,14 @@ def test_sweeps_keep_order_and_results(tmp_path):
     assert sweep(jobs, folder=tmp_path) == found
 
 
+def test_a_worker_replaced_is_no_news(recwarn):
+    told = "A worker stopped while some jobs were given to the executor. This can be caused by"
+    jobs = {key_of(i): Job(square, (i,)) for i in range(3)}
+    sweep(jobs, workers=2, progress=lambda label, share: warnings.warn(told, stacklevel=1))
+    assert not [str(one.message) for one in recwarn if told in str(one.message)]
+    assert sweep({}, workers=2) == {}
+
+
 def test_a_job_whose_result_is_not_json_is_named():
     with pytest.raises(InputError, match="job 'a': its result is not plain JSON"):
         sweep({"a": Job(torch.zeros, (1,))})

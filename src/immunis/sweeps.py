@@ -93,11 +93,8 @@ def sweep(
     elif cluster is not None:
         for key, result in _over_ray(cluster, {key: jobs[key] for key in todo}):
             keep(key, result)
-    elif todo:
-        from joblib import Parallel, delayed
-
-        pool = Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
-        for key, result in pool(delayed(_run)(key, jobs[key]) for key in todo):
+    else:
+        for key, result in _over_processes(workers, {key: jobs[key] for key in todo}):
             keep(key, result)
     return {key: results[key] for key in jobs}
 
@@ -144,6 +141,16 @@ def _finished(
             elif lasting(result):
                 found[key] = result
     return found
+
+
+def _over_processes(workers: int, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
+    """Run jobs in processes of this machine."""
+    from joblib import Parallel, delayed
+
+    pool = Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
+    with warnings.catch_warnings():  # one that has grown by 300 MB, as networks do, is replaced
+        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
+        yield from pool(delayed(_run)(key, job) for key, job in jobs.items())
 
 
 def _over_ray(address: str, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
