@@ -30,6 +30,7 @@ from immunis.records import Record
 from immunis.reproduce import figures as reproduced
 from immunis.reproduce import tables as again
 from immunis.tables import audit_table, demo_table, models_table, worst_case_table
+from immunis.verdict import advantage
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -88,18 +89,19 @@ JOINED = {  # audits of one original by the same attackers, by the ends of their
     "joined-flowers-vit": ("", "-held", "-near", "-tuning", "-recall"),
     "joined-cars-vit": ("", "-plain", "-held", "-near", "-tuning", "-recall"),
 }
-MENDED = ("kernel",)  # attacks that were made stronger: what the last audit has of them counts
+MENDED = ("kernel",)  # attacks that were made stronger: what the newest audit has of them counts
 PAIRS = {
-    "Flowers, ResNet-18": "audit-tiny-imagenet-flowers-resnet18",
-    "Cars, ResNet-18": "audit-tiny-imagenet-cars-resnet18",
-    "Flowers, ViT": "audit-tiny-imagenet-flowers-vit",
-    "Cars, ViT": "audit-tiny-imagenet-cars-vit",
+    "Flowers, ResNet-18": "joined-flowers-resnet18",
+    "Cars, ResNet-18": "joined-cars-resnet18",
+    "Flowers, ViT": "joined-flowers-vit",
+    "Cars, ViT": "joined-cars-vit",
 }
 LINEAR = (
     "gd_line_search", "sgd", "adam", "lbfgs", "ridge", "logistic", "standardise", "whiten",
     "batchnorm_probe", "float64",
 )  # fmt: skip
-TUNING = ("finetune_last", "finetune_all", "reinit_last")
+NOT_HELD = ("earlier_layer", "finetune_last", "finetune_all", "reinit_last")
+ATTACKS = (*LINEAR, "mlp", "knn", "kernel", *NOT_HELD)
 LOSS, KEPT, RIR = 0.5, 0.1, 8700  # points of the primary score, of the original's help; ResNet-18
 
 
@@ -109,61 +111,75 @@ def reached_table() -> Table:
     def cell(text: str, missed: bool) -> str:
         return f"**{text}**" if missed else text
 
-    def kept(figures: dict, attack: str, model: str) -> float:
-        return figures["attacks"][attack][model]["residual_advantage"]["mean"]
-
     def lost(run: dict) -> float:
         """How far the held-out primary score of the weights taken is from the original's."""
         taken = next(row for row in run["history"] if row["step"] == run["best_step"])
         return taken["primary"] - run["history"][0]["primary"]
 
+    def change(points: list[float]) -> str:
+        if not points:
+            return "–"
+        mean = statistics.mean(points)
+        return cell(f"{mean:+.2f} ({min(points):+.2f})", mean < -LOSS)
+
     rows = []
-    for pair, name in PAIRS.items():
-        end = "held" if "ResNet" in pair else "recall"
-        figures, shipped = record(f"{name}-{end}").figures, f"probe-{end}"
+    for pair in PAIRS:
+        figures, shipped = shipped_in(pair)
         before, after = (figures["models"][model] for model in ("original", shipped))
-        gains = [100 * (seed["primary"] - before["primary"]) for seed in after["variants"]]
-        gain, ratios = statistics.mean(gains), [seed["rir"] for seed in after["variants"]]
-        control = (
-            record(name.replace("audit-tiny-imagenet", "joined")).figures["models"].get("plain")
+        control, ratios = (
+            figures["models"].get("plain"),
+            [seed["rir"] for seed in after["variants"]],
         )
-        beside = f"{100 * (after['primary'] - control['primary']):+.2f}" if control else "–"
-        held = [100 * lost(run) for run in figures.get("training", {}).get(shipped, [])]
-        linear = {attack: kept(figures, attack, shipped) for attack in LINEAR}
-        worst = max(linear, key=lambda attack: linear[attack])
-        others = [kept(figures, attack, shipped) for attack in ("mlp", "knn")]
-        tuning = record(f"{name}-tuning").figures
-        tuned = [f"{kept(tuning, attack, shipped):.2f}" for attack in TUNING]
+        shares = {attack: kept(figures, attack, shipped)["mean"] for attack in ATTACKS}
+        worst = max(LINEAR, key=lambda attack: shares[attack])
         rows.append(
             [
                 pair,
-                cell(f"{gain:+.2f} ({min(gains):+.2f})", gain < -LOSS),
-                cell(
-                    f"{statistics.mean(held):+.2f} ({min(held):+.2f})",
-                    statistics.mean(held) < -LOSS,
-                )
-                if held
-                else "–",
-                beside,
-                cell(f"{worst} {linear[worst]:.2f}", True) if linear[worst] > 0 else "nothing",
-                *(cell(f"{share:.2f}", share > KEPT) for share in others),
+                change([100 * (seed["primary"] - before["primary"]) for seed in after["variants"]]),
+                change([100 * lost(run) for run in figures["training"].get(shipped, [])]),
+                f"{100 * (after['primary'] - control['primary']):+.2f}" if control else "–",
+                cell(f"{worst} {shares[worst]:.2f}", True) if shares[worst] > 0 else "nothing",
+                *(
+                    cell(f"{shares[attack]:.2f}", shares[attack] > KEPT)
+                    for attack in ("mlp", "knn")
+                ),
                 cell(
                     f"{number(after['rir'])} ({number(min(ratios))} to {number(max(ratios))})",
-                    "ResNet" in pair and after["rir"] < RIR,
+                    "ResNet" in pair and statistics.median(ratios) < RIR,
                 ),
-                *tuned,
+                *(f"{shares[attack]:.2f}" for attack in NOT_HELD),
             ]
         )
-    heads = (
-        "primary, points",
-        "held out",
-        "beside `plain`",
-        "linear probes keep",
-        "two-layer",
-        "neighbours",
-        "RIR",
-    )
-    return Table("reached", ["pair", *heads, *TUNING], rows)
+    heads = [
+        "pair", "primary, points", "held out", "beside `plain`", "linear probes keep", "two-layer",
+        "neighbours", "RIR", *NOT_HELD,
+    ]  # fmt: skip
+    return Table("reached", heads, rows)
+
+
+def kept_table() -> Table:
+    """What every attack keeps of the original's help after the defence that each recipe ships."""
+
+    def cell(pair: str, attack: str) -> str:
+        figures, shipped = shipped_in(pair)
+        share = kept(figures, attack, shipped)
+        said = [f"{share[name]:.2f}" for name in ("mean", "low", "high")]
+        return "{} ({} to {})".format(*said) if said[2] != "0.00" else "0"
+
+    rows = [[attack, *(cell(pair, attack) for pair in PAIRS)] for attack in ATTACKS]
+    return Table("kept", ["attack", *PAIRS], rows)
+
+
+def shipped_in(pair: str) -> tuple[dict, str]:
+    """Figures of all audits of a pair, and the label of the defence that its recipe ships."""
+    label = "probe-held" if "ResNet" in pair else "probe-recall"
+    return record(PAIRS[pair]).figures, label
+
+
+def kept(figures: dict, attack: str, model: str) -> dict[str, float]:
+    """Residual advantage and its interval, from a record's scores by today's rule."""
+    rows = figures["attacks"][attack]
+    return advantage(*(rows[name]["score"]["values"] for name in (model, "original", "untrained")))
 
 
 def record(name: str) -> Record:
@@ -186,7 +202,7 @@ def joined(records: list[Record]) -> Record:
     attacks: dict[str, Any] = {}
     today = {  # how the original fares by a mended attack as it is now
         attack: audit.figures["attacks"][attack]["original"]["score"]
-        for audit in records
+        for audit in sorted(records, key=lambda audit: audit.created)
         for attack in MENDED
         if attack in audit.figures["attacks"]
     }
@@ -202,7 +218,8 @@ def joined(records: list[Record]) -> Record:
             have = attacks.setdefault(attack, {})
             for name, row in rows.items():
                 agree(f"{attack} on {name}", row["score"], have.setdefault(name, row)["score"])
-    figures = {**records[0].figures, "models": models, "attacks": attacks}
+    training = {k: run for audit in records for k, run in audit.figures.get("training", {}).items()}
+    figures = {**records[0].figures, "models": models, "attacks": attacks, "training": training}
     return dataclasses.replace(records[0], figures=figures)
 
 
@@ -228,7 +245,8 @@ def page(text: str) -> str:
 
 def table(name: str) -> Table:
     """The table of a name."""
-    return reached_table() if name == "reached" else TABLES[name](record(name))
+    made = {"reached": reached_table, "kept": kept_table}.get(name)
+    return made() if made else TABLES[name](record(name))
 
 
 def drawn(name: str, figure: str) -> bytes:

@@ -412,6 +412,11 @@ def test_the_interval_of_an_advantage_is_students_and_none_for_one_seed():
     reach = 4.30265 * 0.1 / 3**0.5 / 0.8  # t of two degrees of freedom
     assert found["mean"] == pytest.approx(0.5)
     assert found["high"] - found["mean"] == pytest.approx(reach, rel=1e-4)
+    about_nothing = kept(original=(0.9,) * 3, safe=(0.0, 0.1, 0.2), untrained=(0.1,) * 3)
+    assert about_nothing["mean"] == about_nothing["low"] == 0
+    assert about_nothing["high"] == pytest.approx(reach, rel=1e-4)  # of shares not clipped before
+    below = kept(original=(0.9,) * 3, safe=(0.0, 0.01, 0.02), untrained=(0.1,) * 3)
+    assert below == {"mean": 0, "low": 0, "high": 0}
     alone = kept(original=(0.9,), safe=(0.5,), untrained=(0.1,))
     assert alone["mean"] == pytest.approx(0.5) and math.isnan(alone["low"])
 

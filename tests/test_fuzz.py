@@ -675,8 +675,9 @@ def preconditioned(i: Inputs):
 
 
 @checks(
-    "verdict.interval", "verdict.residual_advantage", "verdict.cost_to_reach", "verdict.stopped"
-)
+    "verdict.interval", "verdict.residual_advantage", "verdict.advantage",
+    "verdict.cost_to_reach", "verdict.stopped",
+)  # fmt: skip
 def statistics(i: Inputs):
     values = i.features().to(F)[:, 0].tolist()
     found = verdict.interval(values)
@@ -695,6 +696,8 @@ def statistics(i: Inputs):
     a, b, c = (values * 3)[:3]
     kept_share = verdict.residual_advantage(a, b, c)
     assert math.isnan(kept_share) or 0 <= kept_share < math.inf
+    spread = verdict.advantage((a, b), (b, c), (c, a))
+    assert math.isnan(spread["low"]) or 0 <= spread["low"] <= spread["mean"] <= spread["high"]
     point = dict.fromkeys(verdict.COSTS, 1.0)
     curve = verdict.stopped([{**point, "validation": v, "test": v} for v in values])
     assert [p["score"] for p in curve] == list(

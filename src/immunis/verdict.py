@@ -61,7 +61,7 @@ def _unit(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
 def _mean(values: Sequence[float] | np.ndarray) -> float:
     """Mean of scores; that of opposite infinities is NaN."""
     if not all(map(math.isfinite, values)):
-        return float(sum(values))
+        return float(sum(map(float, values)))
     scaled, exponent = _unit(values)
     return float(np.ldexp(scaled.mean(), exponent))
 
@@ -97,11 +97,17 @@ def residual_advantage(defended: float, original: float, untrained: float) -> fl
     >>> residual_advantage(0.5, 0.9, 0.1), residual_advantage(0.05, 0.9, 0.1)
     (0.5, 0.0)
     """
+    share = _share(defended, original, untrained)
+    return share if math.isnan(share) else max(0.0, share)
+
+
+def _share(defended: float, original: float, untrained: float) -> float:
+    """The same before it is clipped: negative below untrained features."""
     gain = original - untrained
     if not gain >= LEAST_HELP or not math.isfinite(gain):
         return math.nan
     share = (defended - untrained) / gain
-    return max(0.0, share) if math.isfinite(share) else math.nan
+    return share if math.isfinite(share) else math.nan
 
 
 def summarise(
@@ -156,26 +162,34 @@ def summarise(
             cost: _ratio(paid[model][cost], paid[original][cost]) for cost in COSTS
         }
         if control in finals and model != control:
-            rows[model]["residual_advantage"] = _advantage(
+            rows[model]["residual_advantage"] = advantage(
                 finals[model], finals[original], finals[control]
             )
     return rows
 
 
-def _advantage(
+def advantage(
     defended: Sequence[float], original: Sequence[float], untrained: Sequence[float]
-) -> dict[str, Any]:
-    """Residual advantage from the means, with a Student-t interval from the seeds by jackknife."""
+) -> dict[str, float]:
+    """Residual advantage of scores, one a seed: of their means, with an interval by jackknife.
+
+    Student's t, of shares as they are: clipped only at the end, since the spread of shares that
+    were each clipped at 0 would be too small.
+
+    >>> advantage([0.0, 0.1, 0.2], [0.9, 0.9, 0.9], [0.1, 0.1, 0.1])["high"] > 0.3
+    True
+    """
     arrays = [np.asarray(v, float) for v in (defended, original, untrained)]
-    mean = residual_advantage(*map(_mean, arrays))
+    share = _share(*map(_mean, arrays))
     n = len(arrays[0])
-    if math.isnan(mean) or n < 2:  # one run says nothing of its spread
-        return {"mean": mean, "low": math.nan, "high": math.nan}
-    left = [residual_advantage(*(_mean(np.delete(a, i)) for a in arrays)) for i in range(n)]
+    if math.isnan(share) or n < 2:  # one run says nothing of its spread
+        return {"mean": residual_advantage(*map(_mean, arrays)), "low": math.nan, "high": math.nan}
+    left = [_share(*(_mean(np.delete(a, i)) for a in arrays)) for i in range(n)]
     if any(map(math.isnan, left)):  # one seed decides whether there is any help at all
-        return {"mean": mean, "low": 0.0, "high": math.inf}
+        return {"mean": max(0.0, share), "low": 0.0, "high": math.inf}
     reach = _quantile(n) * (n - 1) / math.sqrt(n) * _deviation(left)
-    return {"mean": mean, "low": max(0.0, mean - reach), "high": mean + reach}
+    ends = {"mean": share, "low": share - reach, "high": share + reach}
+    return {name: max(0.0, value) for name, value in ends.items()}
 
 
 def _ratio(paid: float, base: float) -> float:
