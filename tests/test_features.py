@@ -401,6 +401,67 @@ class Turned(nn.Module):
         return self.head(z.mean(0))
 
 
+class Branches(nn.Module):
+    """Two branches side by side, each of two blocks in a list, and what joins them."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = self.branch(), self.branch()
+
+    def branch(self):
+        return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6)) for _ in range(2)))
+
+    def forward(self, x):
+        return torch.cat([self.left(x), self.right(x)], 1)
+
+
+class Backbone(nn.Module):
+    """Stages of its own, the last of them of parallel branches, without a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.mixed = nn.Linear(4, 6), nn.Linear(6, 6), Branches()
+
+    def forward(self, x):
+        return self.mixed(self.b(self.a(x).relu()).relu())
+
+
+class Behind(nn.Module):
+    """A backbone and a head, as many a model is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.fc = Backbone(), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.fc(self.backbone(x))
+
+
+def test_a_wrapped_backbone_has_its_own_stages_and_branches_stay_together():
+    inner = ("a", "b", "mixed")
+    found = cut(Behind().eval(), torch.randn(2, 4), 3)
+    assert found.stages == tuple(f"backbone.{name}" for name in inner)
+    pair = cut((Backbone().eval(), nn.Linear(12, 3).eval()), torch.randn(2, 4))
+    assert pair.stages == tuple(f"0.{name}" for name in inner)
+    twice = cut(nn.DataParallel(Behind()).eval(), torch.randn(2, 4), 3)
+    assert twice.stages == tuple(f"module.backbone.{name}" for name in inner)
+    alone = cut((Branches().eval(), nn.Linear(12, 3).eval()), torch.randn(2, 6))
+    assert alone.stages == ("0",)
+
+
+def test_a_model_that_answers_by_two_heads_is_refused():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.one, self.other = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return (self.one(self.body(x).relu()) + self.other(x)) / 2
+
+    with pytest.raises(InputError, match="come from more than its head 'one'.*side by side"):
+        cut(Two().eval(), torch.randn(2, 4), 3, head="one")
+
+
 @pytest.mark.parametrize("rows", [2, 5])
 def test_blocks_that_have_samples_second_are_stages_and_pooled_by_tokens(rows):
     model, inputs = Turned().eval(), torch.randn(rows, 5, 4)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from immunis.errors import ImmunisError, InputError, unknown
 from immunis.features import OUTPUT, Cut, Joined
 from immunis.outputs import fitting, logits_of, pooled, tensor_of
-from immunis.stages import feeds, stages_of
+from immunis.stages import decides, feeds, stages_of
 
 
 def cut(
@@ -74,8 +74,7 @@ def cut(
             (features,) = whole.read(example)
             _check_rows(whole, example, features, name)
             if head is not None:
-                told = feeds(model, head, lambda: logits_of(model(fitting(model, example))))
-                whole = dataclasses.replace(whole, aside=not told)
+                whole = dataclasses.replace(whole, aside=not _is_heard(model, head, example, name))
                 whole = _as_heeded(whole, example, name)
                 (features,) = whole.read(example)
             last = _last_linear(whole, example, features)
@@ -110,6 +109,27 @@ def _check_rows(whole: Cut, example: Tensor, features: Tensor, name: str) -> Non
             f"{name}: features of a row change with the rows beside it, or from call to call. Use "
             "BatchNorm with running statistics, and no randomness in evaluation mode."
         )
+
+
+def _is_heard(model: nn.Module, head: str, example: Tensor, name: str) -> bool:
+    """Whether the model's answers come from its head.
+
+    Raises:
+        InputError: where they come from something else as well, which nobody would look at.
+    """
+
+    def answers() -> Tensor:
+        return logits_of(model(fitting(model, example)))
+
+    heard = feeds(model, head, answers)
+    if heard and not decides(model, head, answers):
+        raise InputError(
+            f"{name}: its answers come from more than its head {head!r}, so features below that "
+            "one would be only part of what is released. Wrap the model so that one linear head "
+            "reads all of it (of two heads whose answers are averaged: both inputs side by side, "
+            "and half of each one's weights)."
+        )
+    return heard
 
 
 def _as_heeded(whole: Cut, example: Tensor, name: str) -> Cut:

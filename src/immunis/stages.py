@@ -12,6 +12,7 @@ from immunis.errors import InputError
 from immunis.outputs import tensor_of
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+SAME = 1e-4  # of what is read: how far samples may be apart that are the same but for rounding
 
 
 class Whole(Protocol):
@@ -37,11 +38,12 @@ def stages_of(
 ) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]:
     """Top-level blocks with parameters that the features come through, in the order they run.
 
-    Where there are few, containers are opened, and so is what holds a list of blocks (the encoder
-    of a transformer), or is never called itself while its parts are. What holds nothing but the
-    head is no stage. Bare normalisation layers are none either; those behind the last stage are
-    returned beside it, to be trained with it, and then the names of those stages whose samples
-    come second.
+    Where there is but one (a backbone that is wrapped), its own blocks are taken. Where there are
+    few, containers are opened, and so is what holds a list of blocks (the encoder of a
+    transformer), or is never called itself while its parts are. Nothing is opened whose parts do
+    not follow one another (branches side by side). What holds nothing but the head is no stage.
+    Bare normalisation layers are none either; those behind the last stage are returned beside it,
+    to be trained with it, and then the names of those stages whose samples come second.
     """
     model = whole.model
     of_head = set() if whole.head_layer is None else {id(p) for p in whole.head_layer.parameters()}
@@ -61,9 +63,28 @@ def stages_of(
         ]
         return all(is_norm(part) for part in own)
 
+    def features() -> Tensor:
+        return whole.read(example)[0]
+
+    def in_line(parts: list[str]) -> bool:
+        """Whether they follow one another: the last is given what another gave, or none is called.
+
+        Branches side by side do not, nor does a block's shortcut.
+        """
+        ran = whole.capture(example, parts)
+        used = [part for part in ran if feeds(model, part, features)]
+
+        def last() -> Tensor:
+            return tensor_of(whole.capture(example, (used[-1],))[used[-1]])
+
+        alone = len(ran) < len(parts) or len(used) < 2
+        return alone or any(feeds(model, part, last) for part in used[:-1])
+
     def opened(name: str) -> list[str]:
         module = model.get_submodule(name)
         inner = inside(module, f"{name}.")
+        if not in_line(inner):
+            return [name]
         if isinstance(module, nn.ModuleList | nn.Sequential):
             with_head = of_head & {id(p) for p in module.parameters()}
             return inner if len(inner) > 1 or with_head else [name]
@@ -77,6 +98,10 @@ def stages_of(
         return isinstance(part, nn.ModuleList) and len(inside(part, "")) > 1
 
     names = inside(model, "")
+    inner = names
+    while len(inner) == 1:
+        inner = inside(model.get_submodule(inner[0]), f"{inner[0]}.")
+    names = inner if inner and in_line(inner) else names
     if sum(not only_norms(name) for name in names) < 4:
         names = [part for name in names for part in opened(name)]
     ran = whole.capture(example, names)
@@ -95,7 +120,7 @@ def stages_of(
         if place[name] is not None
         and (
             through & {id(p) for p in model.get_submodule(name).parameters()}
-            or feeds(model, name, lambda: whole.read(example)[0])
+            or feeds(model, name, features)
         )
     ]
     stages = [name for name in names if not only_norms(name)]
@@ -163,3 +188,25 @@ def feeds(model: nn.Module, name: str, read: Callable[[], Tensor]) -> bool:
         return True
     finally:
         handle.remove()
+
+
+@torch.no_grad()
+def decides(model: nn.Module, name: str, read: Callable[[], Tensor]) -> bool:
+    """Whether what is read is the same for all samples once what a block gives is the same.
+
+    True where that cannot be tried.
+    """
+
+    def same(_: nn.Module, __: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return tuple(part.flatten(0, -2)[:1].expand_as(part) for part in output)
+        return output.flatten(0, -2)[:1].expand_as(output)
+
+    handle = model.get_submodule(name).register_forward_hook(same)
+    try:
+        found = read()
+    except Exception:  # an output of another kind
+        return True
+    finally:
+        handle.remove()
+    return not bool((found - found[:1]).abs().max() > SAME * found.abs().max())
