@@ -311,7 +311,8 @@ class Picky(nn.Module):
         (nn.Linear(5, 4).eval(), {}, InputError, "cannot read inputs of shape"),
         (mlp(), {"head": "33"}, SettingsError, "linear head of m"),
         (mlp(), {"head": "1"}, SettingsError, "linear head of m"),
-        (nn.Flatten(0).eval(), {}, InputError, "no pooling rule"),
+        (nn.Flatten(0).eval(), {}, InputError, "no pooling rule fits. Means are taken over"),
+        (torch.jit.trace(mlp(), torch.randn(2, 4)), {}, InputError, "TorchScript"),
         (Picky().eval(), {}, InputError, "cannot read inputs of shape.*height"),
     ],
 )

@@ -146,6 +146,18 @@ class TestLayouts:
         with pytest.raises(InputError, match="its classes are not those of the training images"):
             read_images(tmp_path, "test", 16, read_images(tmp_path, "train", 16).classes)
 
+    def test_labels_that_only_the_test_images_have_are_refused_at_once(self, tmp_path):
+        for name in ("a", "b"):
+            for split, labels in (("train", [0, 1, 0, 1]), ("test", [0, 1, 2])):
+                rows = [picture() for _ in labels]
+                table = pa.table({"image": rows, "label": labels})
+                (tmp_path / name).mkdir(exist_ok=True)
+                pyarrow.parquet.write_table(table, tmp_path / name / f"{split}.parquet")
+        with pytest.raises(InputError, match="a: test images have labels .* among them 2"):
+            images("a", "b", size=16, folder=str(tmp_path))
+        with pytest.raises(SettingsError, match="unknown scaling 'half'"):
+            images("a", "b", size=16, folder=str(tmp_path), scaling="half")
+
     def test_a_loader_of_images_counts_what_is_corrupt(self, tmp_path):
         write_folders(tmp_path, "train")
         next((tmp_path / "train").rglob("*.png")).write_bytes(b"no image")

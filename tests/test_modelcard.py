@@ -8,6 +8,7 @@ import yaml
 from immunis import InputError, Record, immunize, measure
 from immunis.card import render
 from immunis.modelcard import model_card
+from immunis.statements import ratio
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -57,6 +58,23 @@ def test_what_training_said_of_itself_is_told(pair):
     done = immunize(torch.eye(5), *pair, "erase").record
     done.figures["details"]["notes"] = ["few rows"]
     assert "Told by the training: few rows" in model_card(done)
+
+
+def test_ranks_are_shown_and_that_they_changed_is_said(pair):
+    done = immunize(torch.eye(5), *pair, "erase").record
+    assert "| rank | 5 of 5 | 5 of 5 |" in model_card(done)
+    assert "unlike things" not in model_card(done)
+    done.figures["spectra"]["primary"]["after"]["rank"] = 1
+    said = "of the primary features from 5 to 1: condition numbers"
+    assert said in model_card(done) and said in ratio(done)
+    assert "| rank | 5 of 5 | 1 of 5 |" in model_card(done)
+
+
+def test_a_card_without_a_recipe_names_none_and_its_library_where_told(pair):
+    done = immunize(torch.eye(5), *pair, "erase").record
+    assert "By `immunis.immunize` in Python, with" in model_card(done)
+    assert metadata(model_card(done))["library_name"] == "pytorch"
+    assert metadata(model_card(done, library="timm"))["library_name"] == "timm"
 
 
 def test_the_hub_reads_the_metadata(audited):

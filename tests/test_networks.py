@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from deep import small_net, tasks
-from immunis import InputError, SettingsError, immunize
+from immunis import InputError, SettingsError, cli, immunize, lineup
 from immunis.card import render
 from immunis.export import export, weights
 from immunis.lineup import original, variants
@@ -264,6 +264,39 @@ def test_changed_data_makes_new_defences(recipe, tmp_path):
     np.savez(file, **arrays)
     variants(chosen, chosen.method, model, chosen.tasks(), 1, folder=tmp_path / "models")
     assert len(list((tmp_path / "models").glob("*.safetensors"))) == count + 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [('layers = ["9"]', "unknown layer '9'"), ("depths = 40", "depths=40: the model has")],
+)
+def test_what_the_network_does_not_have_is_told_before_pre_training(
+    recipe, tmp_path, monkeypatch, capsys, line, says
+):
+    text = TOML.replace("[method]", '[pretrain]\nlayers = ["*"]\nsteps = 8\n[method]')
+    wrong = ('layers = ["*"]\nsteps = 6', f"{line}\nsteps = 6")
+    if "depths" in line:
+        wrong = ('name = "probe"', f'name = "probe"\n{line}')
+    recipe.write_text(text.replace(*wrong))
+    monkeypatch.setattr(lineup, "fit", lambda *_, **__: pytest.fail("pre-trained first"))
+    with pytest.raises(SettingsError, match=says):
+        lineup.audit_recipe(load_recipe(recipe), models_folder=tmp_path / "m")
+    monkeypatch.setattr(
+        sys, "argv", ["immunis", "immunize", str(recipe), "-o", str(tmp_path / "o")]
+    )
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_wandb_is_asked_for_before_anything_is_trained(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr(lineup, "original", lambda *_, **__: pytest.fail("trained first"))
+    command = ["immunize", str(recipe), "--wandb", "p", "--output", str(tmp_path / "o")]
+    monkeypatch.setattr(sys, "argv", ["immunis", *command])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "immunis[track]" in "".join(capsys.readouterr().err.split())
 
 
 def test_pretraining_is_resumed(recipe, tmp_path, monkeypatch):

@@ -486,6 +486,15 @@ def test_features_that_did_not_change_are_not_called_learned_by_heart():
         assert not any("by heart" in doubt for doubt in doubts(figures, figures))
 
 
+def test_primary_features_that_lost_directions_have_no_merit_of_it():
+    start = {"primary": 0.9, "kappa_primary": 1e4, "kappa_harmful": 1e4, "rank_primary": 8}
+    better = start | {"kappa_primary": 1e3}
+    collapsed = start | {"kappa_primary": 1.0, "rank_primary": 1}
+    runs = [start, better, collapsed]
+    assert merit(better, runs, "rir", 0.01)[0] == pytest.approx(math.log(10))
+    assert merit(collapsed, runs, "rir", 0.01) == merit(start, runs, "rir", 0.01)
+
+
 def test_below_chance_is_no_merit_and_the_primary_score_breaks_ties():
     start = {"primary": 0.9, "probe": 0.8, "chance": 0.2, "noise": 0.0}
     low, lower = start | {"probe": 0.2, "primary": 0.91}, start | {"probe": 0.1}
@@ -632,9 +641,14 @@ def test_a_layer_that_does_not_exist_is_named_with_close_ones():
 
 
 def test_a_model_without_a_linear_head_is_refused():
-    headless = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    def headless(outputs):
+        parts = nn.Conv2d(3, outputs, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        return nn.Sequential(*parts).eval()
+
     with pytest.raises(InputError, match="no linear head with 4 outputs"):
-        immunize(headless, *tasks(), "probe", training=SHORT)
+        immunize(headless(4), *tasks(), "probe", training=SHORT)
+    with pytest.raises(InputError, match=r"gives 8 outputs and .* has 4 .*classes=8"):
+        immunize(headless(8), *tasks(), "probe", training=SHORT)
     with pytest.raises(InputError, match="network"):
         immunize(torch.eye(3), *tasks(), "probe", training=SHORT)
 
@@ -796,7 +810,7 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
 
     primary, harmful = tasks()
     training = dataclasses.replace(SHORT, steps=8, evaluate=8)
-    with pytest.raises(NumericalError, match=r"diverged at step 5: supervised.*checkpoint\.pt"):
+    with pytest.raises(NumericalError, match=r"diverged at step 6: supervised.*checkpoint\.pt"):
         fit(whole(), Objective(terms), primary, harmful, training, folder=tmp_path)
     state = checkpoints.read(tmp_path / checkpoints.NAME)
     assert state["step"] == 5
@@ -805,7 +819,7 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
 
 def test_features_that_overflow_between_evaluations_are_told_with_the_step():
     training = dataclasses.replace(SHORT, rate=1e30, clip=1e30, warmup=0.0, evaluate=2)
-    with pytest.raises(NumericalError, match=r"diverged at step 1: .* Lower the rate"):
+    with pytest.raises(NumericalError, match=r"diverged at step 2: .* Lower the rate"):
         run("probe", training)
 
 
@@ -1069,7 +1083,7 @@ class TestAfterAReview:
         from immunis.objectives import r_ill
 
         monkeypatch.setattr(r_ill, "r_ill", lambda h: h.sum() * float("nan"))
-        with pytest.raises(NumericalError, match="step 0: the gradient of r_ill"):
+        with pytest.raises(NumericalError, match="step 1: the gradient of r_ill"):
             run("r_ill")
 
     def test_a_term_without_gradient_is_said_to_be_left_out(self, monkeypatch):

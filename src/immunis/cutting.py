@@ -55,6 +55,10 @@ def cut(
             f"{name}: expected an nn.Module, a matrix or (extractor, head), "
             f"got {type(model).__name__}."
         )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            f"{name}: a TorchScript model cannot be cut; give the nn.Module that it was made of."
+        )
     awake = [n or "the model" for n, m in model.named_modules() if m.training]
     if awake:
         raise InputError(f"{name}: {awake[0]} is in training mode; call .eval() on it first.")

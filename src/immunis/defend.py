@@ -157,13 +157,19 @@ def defend(
         ) from error
     example = primary.train.first(2)
     whole = cut(plain, example, primary.outputs, head)
+    answers = logits_of(plain(fitting(plain, example)))
+    if whole.head is None and answers.ndim == 2 and answers.shape[1] != primary.outputs:
+        raise InputError(
+            f"the model gives {answers.shape[1]} outputs and {primary.name} has {primary.outputs}"
+            f" classes or targets. If its labels are some of the model's, say Task(..., "
+            f"classes={answers.shape[1]}); or give a model with a head for that task."
+        )
     if whole.head is None:
         linear = [n for n, m in plain.named_modules() if isinstance(m, nn.Linear)]
         raise InputError(
             f"no linear head with {primary.outputs} outputs ends the model, so its primary loss "
             f"cannot be kept. Name it with head= (linear layers: {', '.join(linear) or 'none'})."
         )
-    answers = logits_of(plain(fitting(plain, example)))
     if answers.ndim != 2:
         raise InputError(
             f"the model answers with shape {tuple(answers.shape)}; expected one row of "

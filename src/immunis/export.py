@@ -62,10 +62,12 @@ def files(
     model: nn.Module, record: Record, options: Mapping[str, Any] | None = None
 ) -> dict[str, bytes | str]:
     """The files of a Hugging Face style folder, by name."""
+    own = config(model, record, options)
+    library = "transformers" if "architectures" in own else "timm"  # the others name themselves
     return {
         "model.safetensors": weights(model, record),
-        "config.json": json.dumps(config(model, record, options), indent=2, default=str) + "\n",
-        "README.md": model_card(record),
+        "config.json": json.dumps(own, indent=2, default=str) + "\n",
+        "README.md": model_card(record, library=None if "library" in own else library),
         "record.json": record.to_file(),
     }
 

@@ -106,11 +106,14 @@ class Journal:
         return next(row for row in self.history if row["step"] == self.best["step"])
 
     def diverged(self, step: int, what: str) -> NumericalError:
-        """The error of a run that cannot go on."""
-        kept = f" The last good checkpoint is {self.kept}." if self.kept else ""
+        """The error of a run that cannot go on; steps are counted from 1."""
+        kept = (
+            f" The last good checkpoint is {self.kept}: immunis.checkpoints.read(path)['model'] is "
+            "its state_dict, and resuming goes on from it with the same settings only."
+        )
         return NumericalError(
             f"training diverged at step {step}: {what.rstrip('.')}. Lower the rate, the weights or "
-            f"clip.{kept}"
+            f"clip, and start afresh.{kept if self.kept else ''}"
         )
 
     def keep(self, step: int) -> None:

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from immunis.export import weights
 from immunis.files import make_folder, write_bytes
 from immunis.immunize import Immunized, immunize
 from immunis.measure import Measurement, measure, measured
+from immunis.methods import get_method
 from immunis.metrics import check_pair
 from immunis.networks import load_weights
 from immunis.objectives.base import supervised_only
@@ -113,6 +114,28 @@ def measure_recipe(
     return measured((feature_gram(whole, pair[0]), feature_gram(whole, pair[1])), pair, began)
 
 
+def rehearse(recipe: Recipe, tables: Iterable[Mapping[str, Any]], tasks: Tasks) -> None:
+    """Refuse layers and settings of defences that do not fit the network, before it is pre-trained.
+
+    Raises:
+        SettingsError: for layers, depths or settings that the network does not have.
+    """
+    if recipe.pretrain is None:
+        return
+    model = recipe.extractor(tasks.primary)
+    whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs, recipe.head)
+    for table in tables:
+        training, method = recipe.training_for(table), get_method(table["name"])
+        if training is not None and method.objective is not None:
+            whole.parameters_named(training_of(training).layers)
+            method.objective(method.configure(_settings(table), network=True), whole)
+
+
+def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table says of the method itself."""
+    return {k: v for k, v in table.items() if k not in ("name", "label", "training")}
+
+
 def trains(recipe: Recipe, hardware: Hardware) -> bool:
     """Whether a recipe's method trains its network, rather than being solved.
 
@@ -149,10 +172,7 @@ def defended(
     progress: Progress = lambda what, share: None,
 ) -> Immunized:
     """Defend a recipe's model by one of its methods."""
-    settings = dict(table)
-    name = settings.pop("name")
-    for key in ("label", "training"):
-        settings.pop(key, None)
+    name, settings = table["name"], _settings(table)
     training = recipe.training_for(table)
     return immunize(
         model, tasks.primary, tasks.harmful, name,
@@ -270,11 +290,13 @@ def audit_recipe(
     tasks = recipe.tasks(data)
     options = {key: value for key, value in recipe.audit.items() if key != "methods"}
     where = hardware, models_folder, progress
+    tables = tables_of(recipe, methods)
+    rehearse(recipe, tables.values(), tasks)
     model = original(recipe, tasks, *where)
     models, training = dict[str, Any]({ORIGINAL: model}), dict[str, list[Any]]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RankWarning)  # ranks are reported
-        for label, table in tables_of(recipe, methods).items():
+        for label, table in tables.items():
             seeds = options.get("seeds", 3)
             models[label], told = variants(recipe, table, model, tasks, seeds, *where)
             training |= {label: told} if told else {}

@@ -15,7 +15,7 @@ from immunis.datasets.pictures import shown
 from immunis.errors import InputError
 from immunis.formats import Table, inline, number
 from immunis.records import Record
-from immunis.statements import COLUMNS, ceiling, headline, not_tested, threat_model
+from immunis.statements import COLUMNS, ceiling, headline, not_tested, threat_model, unlike
 from immunis.tables import (
     audit_table,
     class_table,
@@ -30,8 +30,11 @@ KINDS = ("immunize", "audit")
 TASKS = {"timm": "image-classification", "transformers": "text-classification"}
 
 
-def model_card(*records: Record) -> str:
+def model_card(*records: Record, library: str | None = None) -> str:
     """Return the model card of what was done to a model, and of how it was audited.
+
+    ``library`` is what the model is built by, ``timm`` or ``transformers``; the recipe's if left
+    out.
 
     Raises:
         InputError: for no record, or one of a kind that speaks of no model.
@@ -45,14 +48,14 @@ def model_card(*records: Record) -> str:
                 "one. For a page, write to a file that ends in .html."
             )
     with complete("model card"):
-        return _text(records)
+        return _text(records, library or _library(records[0]))
 
 
-def _text(records: Sequence[Record]) -> str:
+def _text(records: Sequence[Record], library: str) -> str:
     metadata = {
-        "library_name": _library(records[0]),
+        "library_name": library,
         "tags": ["immunis", "model-immunization"],
-        "model-index": [entry for record in records for entry in _index(record)],
+        "model-index": [entry for record in records for entry in _index(record, library)],
     }
     lines = [
         "---",
@@ -92,8 +95,8 @@ def _immunized(record: Record) -> list[str]:
         "",
         immunize_table(record).markdown(),
         "",
-        f"RIR = {number(ratio)} against the given model. {ceiling(record)} κ, ρ and RIR are "
-        "measured on the defender's own data; they do not say what an attacker pays.",
+        f"RIR = {number(ratio)} against the given model.{unlike(record)} {ceiling(record)} κ, ρ "
+        "and RIR are measured on the defender's own data; they do not say what an attacker pays.",
     ]
 
 
@@ -124,8 +127,10 @@ def _heading(table: Table) -> str:
 def _provenance(record: Record) -> list[str]:
     recipe = record.settings.get("recipe")
     version = record.versions.get("immunis", __version__)
+    command = f"`immunis {record.kind} recipe.toml`"
     said = [
-        f"`immunis {record.kind} recipe.toml` with immunis {_line(version)}, torch "
+        f"{command if recipe else f'By `immunis.{record.kind}` in Python,'} with immunis "
+        f"{_line(version)}, torch "
         f"{_line(record.versions.get('torch', 'unknown'))}, seed {record.seed}; commit "
         f"{_line(record.commit or 'of an installed package')}; record {record.digest()[:16]}.",
         "",
@@ -151,13 +156,14 @@ def _library(record: Record) -> str:
     return next((name for name in TASKS if name in model), "pytorch")
 
 
-def _index(record: Record) -> list[dict[str, Any]]:
+def _index(record: Record, library: str) -> list[dict[str, Any]]:
     """The model-index: test scores only, of the primary task and of the most an attack reads."""
     f, data = record.figures, record.data
+    kind = TASKS["timm"] if library == "timm" else TASKS.get(_library(record), "other")
     if record.kind == "immunize":
         tested = f["primary_score"]["split"] == "test"
         score = f["primary_score"]["after"] if tested else None
-        return _entry(record, record.name, [(data["primary"], "primary task", score)])
+        return _entry(kind, record.name, [(data["primary"], "primary task", score)])
     found = []
     for name in defended(record):
         case = f["worst_case"][name]
@@ -167,16 +173,16 @@ def _index(record: Record) -> list[dict[str, Any]]:
             (data["primary"], "primary task", f["models"][name]["primary"]),
             (data["attacker"], attack, None if case["broken"] else case["highest_accuracy"]),
         ]
-        found += _entry(record, name, scores)
+        found += _entry(kind, name, scores)
     return found
 
 
 def _entry(
-    record: Record, name: str, scores: list[tuple[Any, str, float | None]]
+    kind: str, name: str, scores: list[tuple[Any, str, float | None]]
 ) -> list[dict[str, Any]]:
     results = [
         {
-            "task": {"type": TASKS.get(_library(record), "other")},
+            "task": {"type": kind},
             "dataset": {"name": task["name"], "type": task["name"]},
             "metrics": [{"type": _metric(task), "value": round(score, 4), "name": what}],
         }

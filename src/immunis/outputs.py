@@ -89,5 +89,9 @@ def pooled(features: Tensor, channels_last: bool | None = None) -> Tensor:
     if features.ndim == 3:
         return features.mean(1 if last else 2)
     if features.ndim != 2:
-        raise InputError(f"features have shape {tuple(features.shape)}; no pooling rule fits.")
+        raise InputError(
+            f"features have shape {tuple(features.shape)}; no pooling rule fits. Means are taken "
+            "over the positions of (n, C, H, W) and (n, H, W, C) and the tokens of (n, T, C); "
+            "(n, D) stays. Wrap the model so that it pools others itself."
+        )
     return features

@@ -144,16 +144,31 @@ COLUMNS = (
 )
 
 
+def unlike(record: Record) -> str:
+    """What to know of κ and RIR of an ``immunize`` record where ranks changed; else nothing."""
+    said = []
+    for role in ("primary", "harmful"):
+        before, after = (record.figures["spectra"][role][k]["rank"] for k in ("before", "after"))
+        if before != after:
+            said.append(f"of the {role} features from {before} to {after}")
+    if not said:
+        return ""
+    return (
+        f" The rank went, {' and '.join(said)}: condition numbers before and after are of "
+        "different subspaces, and RIR compares unlike things."
+    )
+
+
 def ratio(record: Record) -> str:
     """RIR of an ``immunize`` record in words, with the ceilings where there are any."""
     f = record.figures
     if f["ceiling"] is None:
-        return f"RIR = {number(f['rir']['value'])} against the given network."
+        return f"RIR = {number(f['rir']['value'])} against the given network.{unlike(record)}"
     return (
         f"RIR = {number(f['rir']['value'])} against the given extractor, of at most "
         f"{number(f['ceiling'])}; against the inputs themselves "
         f"{number(f['rir_against_inputs']['value'])}, of at most "
-        f"{number(f['ceiling_against_inputs'])}"
+        f"{number(f['ceiling_against_inputs'])}.{unlike(record)}"
     )
 
 

@@ -33,8 +33,10 @@ def immunize_table(record: Record) -> Table:
     f = record.figures
     rows = []
     for role in ("primary", "harmful"):
-        before, after = (f["spectra"][role][k]["condition_number"] for k in ("before", "after"))
-        rows.append([f"κ, {role}", number(before), number(after), number(f["rir"][role])])
+        pair = [f["spectra"][role][k] for k in ("before", "after")]
+        kappas = [number(s["condition_number"]) for s in pair]
+        rows.append([f"κ, {role}", *kappas, number(f["rir"][role])])
+        rows.append(["rank", *(f"{s['rank']} of {s['dimension']}" for s in pair), ""])
     for label, pair in (
         ("ρ, harmful labels", f["rho"]),
         (f"primary score ({f['primary_score']['split']})", f["primary_score"]),

@@ -10,6 +10,15 @@ from typing import Any
 from immunis.errors import SettingsError
 
 
+def need_wandb() -> Any:
+    """Weights & Biases, or what to install."""
+    try:
+        import wandb
+    except ImportError as error:
+        raise SettingsError("wandb is not installed: pip install immunis[track]") from error
+    return wandb
+
+
 class Tracker:
     """Writes scalars by step. Does nothing without a folder.
 
@@ -30,11 +39,7 @@ class Tracker:
             except ImportError:  # curves are no reason to lose a run
                 warnings.warn(f"TensorBoard is not installed: no curves in {folder}.", stacklevel=2)
         if wandb is not None:
-            try:
-                import wandb as client
-            except ImportError as error:
-                raise SettingsError("wandb is not installed: pip install immunis[track]") from error
-            self._run = client.init(project=wandb, config=dict(settings))
+            self._run = need_wandb().init(project=wandb, config=dict(settings))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write some scalars."""

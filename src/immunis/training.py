@@ -123,10 +123,10 @@ def fit(
             try:
                 values = run.gradients(step, batch, other)
             except NumericalError as error:
-                raise journal.diverged(step, str(error)) from None
+                raise journal.diverged(step + 1, str(error)) from None
             if bad := run.unsound(values):
                 terms = [name for name in bad if name != "gradient"] or ["the gradient"]
-                raise journal.diverged(step, f"{' and '.join(terms)} is not finite")
+                raise journal.diverged(step + 1, f"{' and '.join(terms)} is not finite")
             run.optimizer.step()
             tracker.log(step, values)
             done = step + 1

@@ -102,6 +102,7 @@ def test_a_bare_encoder_is_trained_with_a_head_beside_it(tmp_path):
     head = nn.Linear(encoder.config.hidden_size, 3)
     result = immunize(encoder, primary, harmful, "probe", head=head, training=training)
     export(result.model, result.record, tmp_path)
+    assert 'library_name: "transformers"' in (tmp_path / "README.md").read_text()
     again = transformers.AutoModel.from_pretrained(tmp_path).eval()
     x = primary.test.first(4)
     assert torch.allclose(again(x).pooler_output, result.model(x).pooler_output, atol=1e-6)

@@ -87,7 +87,7 @@ def test_an_export_loads_in_code_that_never_heard_of_immunis(tmp_path):
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     assert json.loads((tmp_path / "config.json").read_text())["architecture"] == "resnet10t"
     card = (tmp_path / "README.md").read_text()
-    assert card.startswith("---\n")
+    assert card.startswith("---\n") and 'library_name: "timm"' in card
     assert "RIR =" in card
 
 

@@ -36,12 +36,13 @@ def immunize(
     from immunis.errors import SettingsError
     from immunis.export import files, weights
     from immunis.files import make_folder, release
-    from immunis.lineup import defended, original, trains
+    from immunis.lineup import defended, original, rehearse, trains
     from immunis.plan import hardware_of
     from immunis.processes import rank
     from immunis.recipes import load_recipe
     from immunis.statements import ratio
     from immunis.tables import immunize_table
+    from immunis.tracking import need_wandb
 
     chosen = load_recipe(recipe)
     if not chosen.method:
@@ -58,12 +59,16 @@ def immunize(
             found = estimate_immunize(chosen, chosen.tasks(data), hardware)
         show_estimate(found, json)
         return
+    if wandb is not None:
+        need_wandb()
     trained = trains(chosen, hardware)
     folder = take(output or f"immunis-runs/{chosen.name}-{method}", "immunize")
     state = make_folder(folder / "training") if trained else None
     kept = {"kept": f"{again('--resume')} goes on from {state}."} if state else {}
     with bar(f"immunize {chosen.name}", json, **kept) as report:
         tasks = chosen.tasks(data)
+        if trained:
+            rehearse(chosen, [chosen.method], tasks)
         model = original(chosen, tasks, hardware, state, report)
         result = defended(
             chosen,

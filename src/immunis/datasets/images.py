@@ -12,8 +12,8 @@ from torch.utils.data import Dataset, Subset
 
 from immunis.datasets.common import Tasks, by_turns, data_folder
 from immunis.datasets.layouts import TIMM, labels_of, read_images
-from immunis.datasets.pictures import SIZE, Images, Scaling, load
-from immunis.errors import InputError, SettingsError
+from immunis.datasets.pictures import SCALINGS, SIZE, Images, Scaling, load
+from immunis.errors import InputError, SettingsError, unknown
 from immunis.tasks import Task
 from immunis.unreadable import Corrupt
 
@@ -46,6 +46,8 @@ def images(
         raise SettingsError(f"primary and harmful are both {primary!r}; expected two data sets.")
     if decode not in ("cpu", "device"):
         raise SettingsError(f"decode={decode!r}: expected 'cpu' or 'device'.")
+    if scaling not in SCALINGS:
+        raise unknown("scaling", scaling, SCALINGS)
     if decode == "device" and (memory or cache):
         raise SettingsError("decode = 'device' is for images that neither memory nor cache keeps.")
 
@@ -67,6 +69,12 @@ def images(
         if distinct and isinstance(train, Images) and isinstance(test, Images):
             train = _distinct(train, test, name)
         labels = [i.label for i in train.items] if isinstance(train, Images) else labels_of(train)
+        new = {i.label for i in test.items} - set(labels) if isinstance(test, Images) else set()
+        if new:
+            raise InputError(
+                f"{name}: test images have labels that no training image has, among them "
+                f"{min(new)}. Leave them out, or give training images of all classes."
+            )
         return train, test, labels, names
 
     def task(
