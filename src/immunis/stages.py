@@ -83,13 +83,12 @@ def stages_of(
     def opened(name: str) -> list[str]:
         module = model.get_submodule(name)
         inner = inside(module, f"{name}.")
-        if not in_line(inner):
-            return [name]
         if isinstance(module, nn.ModuleList | nn.Sequential):
             with_head = of_head & {id(p) for p in module.parameters()}
             return inner if len(inner) > 1 or with_head else [name]
-        many = any(blocks(part) for part in module.modules())
-        return [part for child in inner for part in opened(child)] if many else [name]
+        if not any(blocks(part) for part in module.modules()) or not in_line(inner):
+            return [name]
+        return [part for child in inner for part in opened(child)]
 
     def blocks(part: nn.Module) -> bool:
         """Whether it is a list of blocks, or a sequence of what has parts itself."""
@@ -97,11 +96,11 @@ def stages_of(
             return sum(len(list(child.children())) > 0 for child in part) > 1
         return isinstance(part, nn.ModuleList) and len(inside(part, "")) > 1
 
-    names = inside(model, "")
-    inner = names
+    names = inner = inside(model, "")
     while len(inner) == 1:
         inner = inside(model.get_submodule(inner[0]), f"{inner[0]}.")
-    names = inner if inner and in_line(inner) else names
+    if len(names) == 1 and inner and in_line(inner):
+        names = inner
     if sum(not only_norms(name) for name in names) < 4:
         names = [part for name in names for part in opened(name)]
     ran = whole.capture(example, names)
