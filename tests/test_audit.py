@@ -21,6 +21,7 @@ from immunis.reading import Reader
 from immunis.recipes import load_recipe
 from immunis.sweeps import Job, key_of, sweep
 from immunis.verdict import (
+    advantage,
     cost_to_reach,
     interval,
     residual_advantage,
@@ -415,6 +416,8 @@ def test_the_interval_of_an_advantage_is_students_and_none_for_one_seed():
     about_nothing = kept(original=(0.9,) * 3, safe=(0.0, 0.1, 0.2), untrained=(0.1,) * 3)
     assert about_nothing["mean"] == about_nothing["low"] == 0
     assert about_nothing["high"] == pytest.approx(reach, rel=1e-4)  # of shares not clipped before
+    with pytest.raises(InputError, match="scores of \\[3, 2, 2\\] seeds"):
+        advantage([0.5, 0.6, 0.7], [0.9, 0.9], [0.1, 0.1])
     below = kept(original=(0.9,) * 3, safe=(0.0, 0.01, 0.02), untrained=(0.1,) * 3)
     assert below == {"mean": 0, "low": 0, "high": 0}
     alone = kept(original=(0.9,), safe=(0.5,), untrained=(0.1,))

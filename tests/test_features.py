@@ -312,7 +312,8 @@ class Picky(nn.Module):
         (mlp(), {"head": "33"}, SettingsError, "linear head of m"),
         (mlp(), {"head": "1"}, SettingsError, "linear head of m"),
         (nn.Flatten(0).eval(), {}, InputError, "no pooling rule fits. Means are taken over"),
-        (torch.jit.trace(mlp(), torch.randn(2, 4)), {}, InputError, "TorchScript"),
+        (torch.jit.trace(mlp(), torch.randn(2, 4)), {}, InputError, "the model is TorchScript"),
+        (nn.Sequential(torch.jit.script(mlp())).eval(), {}, InputError, "0 is TorchScript"),
         (Picky().eval(), {}, InputError, "cannot read inputs of shape.*height"),
     ],
 )
@@ -450,17 +451,74 @@ def test_a_wrapped_backbone_has_its_own_stages_and_branches_stay_together():
     assert alone.stages == ("0",)
 
 
-def test_a_model_that_answers_by_two_heads_is_refused():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.one, self.other = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(4, 3)
+class Towers(Backbone):
+    """Two ways side by side, each of two blocks."""
 
-        def forward(self, x):
-            return (self.one(self.body(x).relu()) + self.other(x)) / 2
+    def __init__(self):
+        super().__init__()
+        self.c, self.mixed = nn.Linear(4, 6), nn.Linear(6, 6)
 
-    with pytest.raises(InputError, match="come from more than its head 'one'.*side by side"):
-        cut(Two().eval(), torch.randn(2, 4), 3, head="one")
+    def forward(self, x):
+        return torch.cat([self.b(self.a(x).relu()), self.mixed(self.c(x).relu())], 1)
+
+
+class Shortcut(Backbone):
+    """A block whose shortcut runs first, and lists of blocks that are not called."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixed, self.short = nn.ModuleList([nn.Linear(6, 12)]), nn.Linear(4, 12)
+
+    def forward(self, x):
+        short = self.short(x)
+        return short + self.mixed[0](self.b(self.a(x).relu()).relu())
+
+
+@pytest.mark.parametrize("body", [Towers, Shortcut])
+def test_ways_side_by_side_are_one_stage(body):
+    assert cut((body().eval(), nn.Linear(12, 3).eval()), torch.randn(2, 4)).stages == ("0",)
+
+
+class Answering(nn.Module):
+    """Two heads, of which the answers are made in one way or another."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.body, self.one, self.two = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 2)
+        self.other, self.words, self.way = nn.Linear(4, 3), nn.Embedding(9, 4), way
+
+    def forward(self, x):
+        x = x if x.is_floating_point() else self.words(x)
+        z = self.body(x).relu()
+        return self.way(self, x, z)
+
+
+def added(m, x, z):
+    answers = m.one(z)
+    answers += m.other(x)
+    return answers
+
+
+@pytest.mark.parametrize("way", [added, lambda m, x, z: (m.one(z) + m.other(x)) / 2])
+@pytest.mark.parametrize("rows", [torch.randn(2, 4), torch.zeros(2, 4), torch.tensor([1, 2])])
+def test_a_model_that_answers_by_more_than_its_head_reads_is_refused(way, rows):
+    model = Answering(way).eval().requires_grad_(False)
+    with pytest.raises(InputError, match="come from more than what its head 'one'.*side by"):
+        cut(model, rows, 3, head="one")
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda m, x, z: torch.cat([m.one(z), m.two(z)], 1),
+        lambda m, x, z: m.one(z) / (1 + z.norm(dim=1, keepdim=True)),
+        lambda m, x, z: 3 * m.one(z),
+    ],
+)
+@pytest.mark.parametrize("rows", [torch.randn(2, 4), torch.tensor([1, 2])])
+def test_a_model_may_do_what_it_likes_with_what_its_head_reads(way, rows):
+    assert cut(Answering(way).eval(), rows, 3, head="one").head == "one"
 
 
 @pytest.mark.parametrize("rows", [2, 5])

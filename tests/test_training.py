@@ -487,12 +487,15 @@ def test_features_that_did_not_change_are_not_called_learned_by_heart():
 
 
 def test_primary_features_that_lost_directions_have_no_merit_of_it():
-    start = {"primary": 0.9, "kappa_primary": 1e4, "kappa_harmful": 1e4, "rank_primary": 8}
+    start = {"primary": 0.9, "kappa_primary": 1e4, "kappa_harmful": 1e4}
+    start |= {"rank_primary": 8, "rank_harmful": 8}
     better = start | {"kappa_primary": 1e3}
     collapsed = start | {"kappa_primary": 1.0, "rank_primary": 1}
     runs = [start, better, collapsed]
     assert merit(better, runs, "rir", 0.01)[0] == pytest.approx(math.log(10))
     assert merit(collapsed, runs, "rir", 0.01) == merit(start, runs, "rir", 0.01)
+    grown = start | {"kappa_harmful": 1e10, "rank_harmful": 9}
+    assert merit(grown, runs, "rir", 0.01) == merit(start, runs, "rir", 0.01)
 
 
 def test_below_chance_is_no_merit_and_the_primary_score_breaks_ties():
@@ -647,8 +650,11 @@ def test_a_model_without_a_linear_head_is_refused():
 
     with pytest.raises(InputError, match="no linear head with 4 outputs"):
         immunize(headless(4), *tasks(), "probe", training=SHORT)
-    with pytest.raises(InputError, match=r"gives 8 outputs and .* has 4 .*classes=8"):
+    with pytest.raises(InputError, match=r"be kept\. Name it with head= .* head=nn\.Linear"):
         immunize(headless(8), *tasks(), "probe", training=SHORT)
+    wide = nn.Sequential(headless(8), nn.Linear(8, 6)).eval()
+    with pytest.raises(InputError, match=r"ends in '1' with 6: .*classes=6"):
+        immunize(wide, *tasks(), "probe", training=SHORT)
     with pytest.raises(InputError, match="network"):
         immunize(torch.eye(3), *tasks(), "probe", training=SHORT)
 

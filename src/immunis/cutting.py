@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from immunis.errors import ImmunisError, InputError, unknown
 from immunis.features import OUTPUT, Cut, Joined
 from immunis.outputs import fitting, logits_of, pooled, tensor_of
-from immunis.stages import decides, feeds, stages_of
+from immunis.stages import feeds, gets_past, stages_of
 
 
 def cut(
@@ -55,9 +55,15 @@ def cut(
             f"{name}: expected an nn.Module, a matrix or (extractor, head), "
             f"got {type(model).__name__}."
         )
-    if isinstance(model, torch.jit.ScriptModule):
+    scripted = [
+        n or "the model"
+        for n, m in model.named_modules()
+        if isinstance(m, torch.jit.ScriptModule) and any(True for _ in m.parameters())
+    ]
+    if scripted:
         raise InputError(
-            f"{name}: a TorchScript model cannot be cut; give the nn.Module that it was made of."
+            f"{name}: {scripted[0]} is TorchScript, which cannot be cut; give the nn.Module that "
+            "it was made of."
         )
     awake = [n or "the model" for n, m in model.named_modules() if m.training]
     if awake:
@@ -122,16 +128,16 @@ def _is_heard(model: nn.Module, head: str, example: Tensor, name: str) -> bool:
         InputError: where they come from something else as well, which nobody would look at.
     """
 
-    def answers() -> Tensor:
-        return logits_of(model(fitting(model, example)))
+    def answers(inputs: Tensor) -> Tensor:
+        return logits_of(model(fitting(model, inputs)))
 
-    heard = feeds(model, head, answers)
-    if heard and not decides(model, head, answers):
+    heard = feeds(model, head, lambda: answers(example))
+    if heard and gets_past(model, head, example, answers):
         raise InputError(
-            f"{name}: its answers come from more than its head {head!r}, so features below that "
-            "one would be only part of what is released. Wrap the model so that one linear head "
-            "reads all of it (of two heads whose answers are averaged: both inputs side by side, "
-            "and half of each one's weights)."
+            f"{name}: its answers come from more than what its head {head!r} reads, so those "
+            "features would be only part of what is released. Wrap the model so that one linear "
+            "head reads all of it (of two heads whose answers are averaged: both inputs side by "
+            "side, and half of each one's weights)."
         )
     return heard
 

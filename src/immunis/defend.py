@@ -158,17 +158,20 @@ def defend(
     example = primary.train.first(2)
     whole = cut(plain, example, primary.outputs, head)
     answers = logits_of(plain(fitting(plain, example)))
-    if whole.head is None and answers.ndim == 2 and answers.shape[1] != primary.outputs:
-        raise InputError(
-            f"the model gives {answers.shape[1]} outputs and {primary.name} has {primary.outputs}"
-            f" classes or targets. If its labels are some of the model's, say Task(..., "
-            f"classes={answers.shape[1]}); or give a model with a head for that task."
-        )
     if whole.head is None:
         linear = [n for n, m in plain.named_modules() if isinstance(m, nn.Linear)]
+        last = answers.shape[-1]
+        other = cut(plain, example, last).head
+        larger = (
+            f" It ends in {other!r} with {last}: if the labels of {primary.name} are some of "
+            f"those, say Task(..., classes={last})."
+        )
+        told = larger if other is not None and primary.kind == "classification" else ""
         raise InputError(
             f"no linear head with {primary.outputs} outputs ends the model, so its primary loss "
-            f"cannot be kept. Name it with head= (linear layers: {', '.join(linear) or 'none'})."
+            f"cannot be kept.{told} Name it with head= (linear layers: "
+            f"{', '.join(linear) or 'none'}), or give one: head=nn.Linear(features, "
+            f"{primary.outputs})."
         )
     if answers.ndim != 2:
         raise InputError(

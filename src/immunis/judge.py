@@ -102,7 +102,8 @@ def merit(
     The judged figure, −∞ where the held-out primary score is more than ``tolerance`` below the
     original's, and the primary score for ties. Of a probe less than chance is no merit, nor is
     less than one standard error above the lowest found: on few rows the lowest is so by luck. Nor
-    is a smaller κ of primary features that lost directions: it is of what is left of them.
+    is a smaller κ of primary features that lost directions, or a larger one of harmful features
+    that gained some: they are of other subspaces.
     """
     start = history[0]
 
@@ -119,10 +120,12 @@ def merit(
     if judge == "probe":
         lowest = min([figures, *(r for r in history[1:] if not lost(r))], key=read)
         return -max(read(figures), read(lowest) + lowest["noise"]), figures["primary"]
+    primary, harmful = (figures[f"kappa_{role}"] for role in ("primary", "harmful"))
     if figures["rank_primary"] < start["rank_primary"]:
-        least = max(figures["kappa_primary"], start["kappa_primary"])
-        figures = {**figures, "kappa_primary": least}
-    ratio = rir(figures, start)
+        primary = max(primary, start["kappa_primary"])
+    if figures["rank_harmful"] > start["rank_harmful"]:
+        harmful = min(harmful, start["kappa_harmful"])
+    ratio = rir({"kappa_primary": primary, "kappa_harmful": harmful}, start)
     return math.log(ratio) if ratio > 0 else -math.inf, figures["primary"]
 
 

@@ -126,7 +126,8 @@ def rehearse(recipe: Recipe, tables: Iterable[Mapping[str, Any]], tasks: Tasks) 
     whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs, recipe.head)
     for table in tables:
         training, method = recipe.training_for(table), get_method(table["name"])
-        if training is not None and method.objective is not None:
+        if training is not None:
+            assert method.objective is not None
             whole.parameters_named(training_of(training).layers)
             method.objective(method.configure(_settings(table), network=True), whole)
 
@@ -218,8 +219,8 @@ def variants(
             )
             fresh, record = result.model, result.record
             if path is not None:
+                record.save(path.with_suffix(".json"))  # first: a network that is there is done
                 write_bytes(path, weights(fresh, record))
-                record.save(path.with_suffix(".json"))
         found.append(fresh.cpu().eval())
         told.append(None if record is None else record.figures["details"])
     return found, told

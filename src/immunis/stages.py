@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +12,6 @@ from immunis.errors import InputError
 from immunis.outputs import tensor_of
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-SAME = 1e-4  # of what is read: how far samples may be apart that are the same but for rounding
 
 
 class Whole(Protocol):
@@ -67,18 +66,20 @@ def stages_of(
         return whole.read(example)[0]
 
     def in_line(parts: list[str]) -> bool:
-        """Whether they follow one another: the last is given what another gave, or none is called.
+        """Whether the last of them is given what each of the others gave.
 
-        Branches side by side do not, nor does a block's shortcut.
+        That of branches side by side is not, nor a block's shortcut, nor what such runs beside.
         """
         ran = whole.capture(example, parts)
+        while lists := {n: inside(model.get_submodule(n), f"{n}.") for n in parts if n not in ran}:
+            parts = [part for name in parts for part in lists.get(name, [name])]
+            ran = whole.capture(example, parts)
         used = [part for part in ran if feeds(model, part, features)]
 
         def last() -> Tensor:
             return tensor_of(whole.capture(example, (used[-1],))[used[-1]])
 
-        alone = len(ran) < len(parts) or len(used) < 2
-        return alone or any(feeds(model, part, last) for part in used[:-1])
+        return all(feeds(model, part, last) for part in used[:-1])
 
     def opened(name: str) -> list[str]:
         module = model.get_submodule(name)
@@ -156,14 +157,7 @@ def parameters_below(whole: Whole, example: Tensor) -> set[int]:
             parameter.requires_grad_(True)
         with torch.enable_grad():
             (features,) = whole.read(example)
-        todo, seen, found = [features.grad_fn], set(), set()
-        while todo:
-            node = todo.pop()
-            if node is not None and node not in seen:
-                seen.add(node)
-                found.add(id(getattr(node, "variable", None)))
-                todo += [below for below, _ in node.next_functions]
-        return found
+        return _reached(features)
     except RuntimeError:  # tensors of inference mode, for one
         return set()
     finally:
@@ -189,23 +183,47 @@ def feeds(model: nn.Module, name: str, read: Callable[[], Tensor]) -> bool:
         handle.remove()
 
 
-@torch.no_grad()
-def decides(model: nn.Module, name: str, read: Callable[[], Tensor]) -> bool:
-    """Whether what is read is the same for all samples once what a block gives is the same.
+def gets_past(
+    model: nn.Module, name: str, inputs: Tensor, read: Callable[[Tensor], Tensor]
+) -> bool:
+    """Whether what is read of inputs comes from them by other ways than through a layer's input.
 
-    True where that cannot be tried.
+    By autograd; False where it cannot see (inputs of that layer which no gradient reaches).
     """
-
-    def same(_: nn.Module, __: Any, output: Any) -> Any:
-        if isinstance(output, tuple):
-            return tuple(part.flatten(0, -2)[:1].expand_as(part) for part in output)
-        return output.flatten(0, -2)[:1].expand_as(output)
-
-    handle = model.get_submodule(name).register_forward_hook(same)
+    given: list[Tensor] = []
+    handle = model.get_submodule(name).register_forward_pre_hook(
+        lambda _, arguments: given.extend(arguments[:1])
+    )
+    embeddings = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
+    frozen = [weight for weight in embeddings if not weight.requires_grad]
+    leaves = embeddings
+    if inputs.is_floating_point():
+        inputs = inputs.detach().clone().requires_grad_(True)
+        leaves = [inputs]
     try:
-        found = read()
-    except Exception:  # an output of another kind
-        return True
+        for weight in frozen:
+            weight.requires_grad_(True)
+        with torch.enable_grad():
+            answers = read(inputs)
+    except RuntimeError:  # tensors of inference mode, for one
+        return False
     finally:
         handle.remove()
-    return not bool((found - found[:1]).abs().max() > SAME * found.abs().max())
+        for weight in frozen:
+            weight.requires_grad_(False)
+    ends = {z.grad_fn for z in given}
+    if not ends or None in ends:
+        return False
+    return bool(_reached(answers, ends) & {id(leaf) for leaf in leaves})
+
+
+def _reached(value: Tensor, ends: Collection[Any] = ()) -> set[int]:
+    """Identities of what autograd finds below a value, not looking below some nodes."""
+    todo, seen, found = [value.grad_fn], set(ends), set()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found.add(id(getattr(node, "variable", None)))
+            todo += [below for below, _ in node.next_functions]
+    return found

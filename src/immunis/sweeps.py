@@ -94,8 +94,10 @@ def sweep(
         for key, result in _over_ray(cluster, {key: jobs[key] for key in todo}):
             keep(key, result)
     else:
-        for key, result in _over_processes(workers, {key: jobs[key] for key in todo}):
-            keep(key, result)
+        with warnings.catch_warnings():  # a worker that grew by 300 MB, as networks do, is replaced
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
+            for key, result in _over_processes(workers, {key: jobs[key] for key in todo}):
+                keep(key, result)
     return {key: results[key] for key in jobs}
 
 
@@ -148,9 +150,7 @@ def _over_processes(workers: int, jobs: Mapping[str, Job]) -> Iterator[tuple[str
     from joblib import Parallel, delayed
 
     pool = Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
-    with warnings.catch_warnings():  # one that has grown by 300 MB, as networks do, is replaced
-        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
-        yield from pool(delayed(_run)(key, job) for key, job in jobs.items())
+    yield from pool(delayed(_run)(key, job) for key, job in jobs.items())
 
 
 def _over_ray(address: str, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:

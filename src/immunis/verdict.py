@@ -180,6 +180,9 @@ def advantage(
     True
     """
     arrays = [np.asarray(v, float) for v in (defended, original, untrained)]
+    counts = {len(array) for array in arrays}
+    if len(counts) > 1 or 0 in counts:
+        raise InputError(f"scores of {[len(a) for a in arrays]} seeds; expected as many of each.")
     share = _share(*map(_mean, arrays))
     n = len(arrays[0])
     if math.isnan(share) or n < 2:  # one run says nothing of its spread

@@ -129,7 +129,8 @@ def _audit(record: Record) -> dict[str, Any]:
 
 def _immunize(record: Record) -> dict[str, Any]:
     names = ["before", "after"]
-    return {"spectra": _spectra(record, names), "classes": _classes(record, *names)}
+    parts = {"spectra": _spectra(record, names), "classes": _classes(record, *names)}
+    return {**parts, "unlike": statements.unlike(record)}
 
 
 def _demo(record: Record) -> dict[str, Any]:

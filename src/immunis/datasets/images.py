@@ -66,15 +66,15 @@ def images(
             train, test = (part.on_device() for part in both)
         if memory:
             train, test = _in_order(train, name), _in_order(test, name)
-        if distinct and isinstance(train, Images) and isinstance(test, Images):
-            train = _distinct(train, test, name)
+        if isinstance(train, Images) and isinstance(test, Images):
+            new = {i.label for i in test.items} - {i.label for i in train.items}
+            if new:
+                raise InputError(
+                    f"{name}: test images have labels that no training image has, among them "
+                    f"{min(new)}. Leave them out, or give training images of all classes."
+                )
+            train = _distinct(train, test, name) if distinct else train
         labels = [i.label for i in train.items] if isinstance(train, Images) else labels_of(train)
-        new = {i.label for i in test.items} - set(labels) if isinstance(test, Images) else set()
-        if new:
-            raise InputError(
-                f"{name}: test images have labels that no training image has, among them "
-                f"{min(new)}. Leave them out, or give training images of all classes."
-            )
         return train, test, labels, names
 
     def task(
