@@ -1,5 +1,6 @@
 """Networks through recipes, the command line, export and local weights."""
 
+import dataclasses
 import io
 import json
 import subprocess
@@ -15,6 +16,7 @@ from torch import nn
 from deep import small_net, tasks
 from immunis import InputError, SettingsError, cli, immunize, lineup
 from immunis.card import render
+from immunis.cutting import cut
 from immunis.export import export, weights
 from immunis.lineup import original, variants
 from immunis.modelcard import model_card
@@ -268,7 +270,11 @@ def test_changed_data_makes_new_defences(recipe, tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [('layers = ["9"]', "unknown layer '9'"), ("depths = 40", "depths=40: the model has")],
+    [
+        ('layers = ["9"]', "unknown layer '9'"),
+        ("depths = 40", "depths=40: the model has"),
+        ("held_out = 1e-4", "held_out=0.0001"),
+    ],
 )
 def test_what_the_network_does_not_have_is_told_before_pre_training(
     recipe, tmp_path, monkeypatch, capsys, line, says
@@ -287,6 +293,19 @@ def test_what_the_network_does_not_have_is_told_before_pre_training(
     with pytest.raises(SystemExit):
         cli.main()
     assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_network_that_no_map_folds_into_is_told_before_pre_training(recipe, monkeypatch):
+    start, end = TOML.index("[method]"), TOML.index("[audit]")
+    pretrained = '[pretrain]\nlayers = ["*"]\nsteps = 8\n[method]\nname = "erase"\n'
+    recipe.write_text(TOML[:start] + pretrained + TOML[end:])
+    chosen = load_recipe(recipe)
+    lineup.rehearse(chosen, [chosen.method], chosen.tasks())
+    monkeypatch.setattr(
+        lineup, "cut", lambda *given: dataclasses.replace(cut(*given), last_linear=None)
+    )
+    with pytest.raises(InputError, match="not the output of a linear layer"):
+        lineup.rehearse(chosen, [chosen.method], chosen.tasks())
 
 
 def test_wandb_is_asked_for_before_anything_is_trained(recipe, tmp_path, monkeypatch, capsys):

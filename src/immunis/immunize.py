@@ -154,6 +154,15 @@ def immunize(
     return Immunized(layer, new_head, exact, done)
 
 
+def check_foldable(whole: Cut) -> None:
+    """Refuse a network into which no linear map can be folded."""
+    if whole.last_linear is None:
+        raise InputError(
+            "the network's features are not the output of a linear layer, so no linear map can be "
+            "folded into it. End the extractor with nn.Linear, or train it: give training=."
+        )
+
+
 def _fold(
     model: nn.Module,
     primary: Task,
@@ -167,11 +176,7 @@ def _fold(
     """Immunize a network's features from θ₀ = I and fold θ into the layer that makes them."""
     check_pair(primary, harmful)
     whole = cut(model, primary.train.first(2), primary.outputs)
-    if whole.last_linear is None:
-        raise InputError(
-            "the network's features are not the output of a linear layer, so no linear map can be "
-            "folded into it. End the extractor with nn.Linear, or train it: give training=."
-        )
+    check_foldable(whole)
     features = _featurised(primary, whole), _featurised(harmful, whole)
     eye = torch.eye(whole.width, dtype=torch.float64)
     found = immunize(

@@ -27,7 +27,7 @@ from immunis.digests import state_digest
 from immunis.errors import InputError, RankWarning, SettingsError, unknown
 from immunis.export import weights
 from immunis.files import make_folder, write_bytes
-from immunis.immunize import Immunized, immunize
+from immunis.immunize import Immunized, check_foldable, immunize
 from immunis.measure import Measurement, measure, measured
 from immunis.methods import get_method
 from immunis.metrics import check_pair
@@ -37,6 +37,7 @@ from immunis.plan import Hardware, device_of, training_of
 from immunis.processes import rank
 from immunis.recipes import Recipe
 from immunis.records import Record
+from immunis.runs import divided
 from immunis.sweeps import key_of
 from immunis.training import fit
 from immunis.views import ORIGINAL
@@ -115,10 +116,11 @@ def measure_recipe(
 
 
 def rehearse(recipe: Recipe, tables: Iterable[Mapping[str, Any]], tasks: Tasks) -> None:
-    """Refuse layers and settings of defences that do not fit the network, before it is pre-trained.
+    """Refuse defences that do not fit the network or the data, before the network is pre-trained.
 
     Raises:
         SettingsError: for layers, depths or settings that the network does not have.
+        InputError: for too few rows to hold any out, or a network that no map can be folded into.
     """
     if recipe.pretrain is None:
         return
@@ -126,10 +128,15 @@ def rehearse(recipe: Recipe, tables: Iterable[Mapping[str, Any]], tasks: Tasks) 
     whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs, recipe.head)
     for table in tables:
         training, method = recipe.training_for(table), get_method(table["name"])
-        if training is not None:
-            assert method.objective is not None
-            whole.parameters_named(training_of(training).layers)
-            method.objective(method.configure(_settings(table), network=True), whole)
+        if training is None:
+            check_foldable(whole)
+            continue
+        assert method.objective is not None
+        how = training_of(training)
+        whole.parameters_named(how.layers)
+        method.objective(method.configure(_settings(table), network=True), whole)
+        divided(tasks.primary, "primary", how)
+        divided(tasks.harmful, "harmful", how)
 
 
 def _settings(table: Mapping[str, Any]) -> dict[str, Any]:

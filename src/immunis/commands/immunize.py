@@ -67,8 +67,7 @@ def immunize(
     kept = {"kept": f"{again('--resume')} goes on from {state}."} if state else {}
     with bar(f"immunize {chosen.name}", json, **kept) as report:
         tasks = chosen.tasks(data)
-        if trained:
-            rehearse(chosen, [chosen.method], tasks)
+        rehearse(chosen, [chosen.method], tasks)
         model = original(chosen, tasks, hardware, state, report)
         result = defended(
             chosen,
