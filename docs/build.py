@@ -126,10 +126,8 @@ def reached_table() -> Table:
     for pair in PAIRS:
         figures, shipped = shipped_in(pair)
         before, after = (figures["models"][model] for model in ("original", shipped))
-        control, ratios = (
-            figures["models"].get("plain"),
-            [seed["rir"] for seed in after["variants"]],
-        )
+        control = figures["models"].get("plain")
+        ratios = [seed["rir"] for seed in after["variants"]]
         shares = {attack: kept(figures, attack, shipped)["mean"] for attack in ATTACKS}
         worst = max(LINEAR, key=lambda attack: shares[attack])
         rows.append(
@@ -159,14 +157,14 @@ def reached_table() -> Table:
 
 def kept_table() -> Table:
     """What every attack keeps of the original's help after the defence that each recipe ships."""
+    found = [shipped_in(pair) for pair in PAIRS]
 
-    def cell(pair: str, attack: str) -> str:
-        figures, shipped = shipped_in(pair)
+    def cell(figures: dict, shipped: str, attack: str) -> str:
         share = kept(figures, attack, shipped)
         said = [f"{share[name]:.2f}" for name in ("mean", "low", "high")]
         return "{} ({} to {})".format(*said) if said[2] != "0.00" else "0"
 
-    rows = [[attack, *(cell(pair, attack) for pair in PAIRS)] for attack in ATTACKS]
+    rows = [[attack, *(cell(*audits, attack) for audits in found)] for attack in ATTACKS]
     return Table("kept", ["attack", *PAIRS], rows)
 
 

@@ -65,7 +65,7 @@ def test_ranks_are_shown_and_that_they_changed_is_said(pair):
     assert "| rank | 5 of 5 | 5 of 5 |" in model_card(done)
     assert "unlike things" not in model_card(done)
     done.figures["spectra"]["primary"]["after"]["rank"] = 1
-    said = "of the primary features from 5 to 1: condition numbers"
+    said = "the rank of the primary features went from 5 to 1: condition numbers"
     assert said in model_card(done) and said in ratio(done) and said in render(done)
     assert "| rank | 5 of 5 | 1 of 5 |" in model_card(done)
 

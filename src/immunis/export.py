@@ -63,11 +63,12 @@ def files(
 ) -> dict[str, bytes | str]:
     """The files of a Hugging Face style folder, by name."""
     own = config(model, record, options)
-    library = "transformers" if "architectures" in own else "timm"  # the others name themselves
+    built_by = "transformers" if "architectures" in own else "timm"
+    library = None if "library" in own else built_by  # others name themselves
     return {
         "model.safetensors": weights(model, record),
         "config.json": json.dumps(own, indent=2, default=str) + "\n",
-        "README.md": model_card(record, library=None if "library" in own else library),
+        "README.md": model_card(record, library=library),
         "record.json": record.to_file(),
     }
 

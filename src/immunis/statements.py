@@ -150,12 +150,12 @@ def unlike(record: Record) -> str:
     for role in ("primary", "harmful"):
         before, after = (record.figures["spectra"][role][k]["rank"] for k in ("before", "after"))
         if before != after:
-            said.append(f"of the {role} features from {before} to {after}")
+            said.append(f"the rank of the {role} features went from {before} to {after}")
     if not said:
         return ""
     return (
-        f" The rank went, {' and '.join(said)}: condition numbers before and after are of "
-        "different subspaces, and RIR compares unlike things."
+        f" Mind that {' and '.join(said)}: condition numbers before and after are of different "
+        "subspaces, and RIR compares unlike things."
     )
 
 

@@ -183,16 +183,15 @@ def advantage(
     counts = {len(array) for array in arrays}
     if len(counts) > 1 or 0 in counts:
         raise InputError(f"scores of {[len(a) for a in arrays]} seeds; expected as many of each.")
-    share = _share(*map(_mean, arrays))
-    n = len(arrays[0])
+    means = [_mean(array) for array in arrays]
+    share, mean, n = _share(*means), residual_advantage(*means), len(arrays[0])
     if math.isnan(share) or n < 2:  # one run says nothing of its spread
-        return {"mean": residual_advantage(*map(_mean, arrays)), "low": math.nan, "high": math.nan}
+        return {"mean": mean, "low": math.nan, "high": math.nan}
     left = [_share(*(_mean(np.delete(a, i)) for a in arrays)) for i in range(n)]
     if any(map(math.isnan, left)):  # one seed decides whether there is any help at all
-        return {"mean": max(0.0, share), "low": 0.0, "high": math.inf}
+        return {"mean": mean, "low": 0.0, "high": math.inf}
     reach = _quantile(n) * (n - 1) / math.sqrt(n) * _deviation(left)
-    ends = {"mean": share, "low": share - reach, "high": share + reach}
-    return {name: max(0.0, value) for name, value in ends.items()}
+    return {"mean": mean, "low": max(0.0, share - reach), "high": max(0.0, share + reach)}
 
 
 def _ratio(paid: float, base: float) -> float:
