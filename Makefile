@@ -17,20 +17,21 @@ test: $(VENV)/installed-dev
 
 # What needs timm, torchvision and transformers: an environment of its own (several GB).
 test-extras: $(EXTRAS)/installed
-	$(EXTRAS)/bin/pytest -n 2 tests/extras tests/test_examples.py
+	$(EXTRAS)/bin/pytest -n 2 tests/extras tests/whole/test_examples.py
 
 # Every write is killed once and every command 60 times; torchrun too. make test does a part of it.
 faults: $(VENV)/installed-dev
-	IMMUNIS_KILLS=240 $(BIN)/pytest tests/test_faults.py
+	IMMUNIS_KILLS=240 $(BIN)/pytest tests/whole/test_faults.py
 
 # The fuzz suite with thirty times as many cases, drawn anew each time.
 fuzz: $(VENV)/installed-dev
-	$(BIN)/pytest -n 2 tests/test_fuzz.py --hypothesis-profile=fuzz
+	$(BIN)/pytest -n 2 tests/theory/test_fuzz.py --hypothesis-profile=fuzz
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml src
 
 # Known holes in what constraints.txt pins. Not part of lint: it asks pypi.org, which a build machine may not reach.

@@ -13,7 +13,7 @@ import warnings
 import torch
 
 from immunis import Record, Task, immunize
-from immunis.audit import audit
+from immunis.audits.audit import audit
 
 
 def main() -> None:

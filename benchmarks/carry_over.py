@@ -18,16 +18,16 @@ import warnings
 import torch
 from torch import nn
 
-from immunis.cutting import cut
-from immunis.judge import crossed
+from immunis.core.records import Record
+from immunis.data.task import Task
 from immunis.methods import get_method
-from immunis.metrics import score
-from immunis.objectives.base import supervised_only
-from immunis.plan import training_of
+from immunis.models.find_head import cut
 from immunis.recipes import load_recipe
-from immunis.records import Record
-from immunis.tasks import Task
-from immunis.training import fit
+from immunis.theory.metrics import score
+from immunis.training.loop import fit
+from immunis.training.objective import supervised_only
+from immunis.training.selection import crossed
+from immunis.training.settings import training_of
 
 SIZE, SEEDS = 16, 3
 VARIANTS = {  # settings of the method and of training

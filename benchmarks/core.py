@@ -19,10 +19,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from immunis import RankWarning, Record, Task, gram, immunize, relative_immunization_ratio
-from immunis.datasets import house_prices, mnist_pair
-from immunis.errors import InputError
 from reference import naive_algorithm_1
+
+from immunis import (
+    RankWarning,
+    Record,
+    Task,
+    gram,
+    immunize,
+    relative_immunization_ratio,
+)
+from immunis.core.errors import InputError
+from immunis.data.sources import house_prices, mnist_pair
 
 
 def seconds(call: Callable[[], object], repeats: int = 3) -> float:

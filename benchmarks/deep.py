@@ -22,22 +22,22 @@ import torch
 from lightning.fabric import Fabric
 from PIL import Image
 
-from immunis.cutting import cut
-from immunis.datasets.pictures import Images, Item
-from immunis.engine import Engine
-from immunis.lifting import even, fourier, white
+from immunis.core.records import Record
+from immunis.data.loader import Stream
+from immunis.data.sources.pictures import Images, Item
+from immunis.data.task import Task
 from immunis.methods import get_method
-from immunis.neighbours import nu
-from immunis.objectives.base import SUPERVISED, Objective
-from immunis.objectives.probe import shrunk
-from immunis.readable import rho
+from immunis.methods.probe_network import shrunk
+from immunis.models.find_head import cut
+from immunis.models.hooks import Tapped
+from immunis.models.teacher import Teacher
 from immunis.recipes import load_recipe
-from immunis.records import Record
-from immunis.regularizers import feature_hessian, r_ill, r_well
-from immunis.sharing import Teacher
-from immunis.streams import Stream
-from immunis.taps import Tapped
-from immunis.tasks import Task
+from immunis.theory.feature_maps import even, fourier, white
+from immunis.theory.neighbours import nu
+from immunis.theory.regularizers import feature_hessian, r_ill, r_well
+from immunis.theory.rho import rho
+from immunis.training.objective import SUPERVISED, Objective
+from immunis.training.step import Engine
 
 CLASSES, HARMFUL_CLASSES, LIMIT = 100, 196, 1.3
 METHODS = "probe", "condition", "probe as shipped"

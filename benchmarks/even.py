@@ -19,13 +19,13 @@ from torch import nn
 
 from carry_over import HARMFUL, SIZE
 from immunis import audit
-from immunis.cutting import cut
 from immunis.methods import get_method
-from immunis.objectives.base import supervised_only
-from immunis.plan import training_of
+from immunis.models.find_head import cut
 from immunis.recipes import load_recipe
-from immunis.tables import audit_table
-from immunis.training import fit
+from immunis.report.tables import audit_table
+from immunis.training.loop import fit
+from immunis.training.objective import supervised_only
+from immunis.training.settings import training_of
 
 SEEDS = 3
 KEPT = {"collapse": 0.3, "keep": 1.0, "hold": 0.1}

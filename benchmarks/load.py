@@ -24,9 +24,16 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from immunis import Record, Task, audit, extremes, gram, immunize
-from immunis.gram import gram_of
-from immunis.sweeps import Job, sweep
+from immunis import (
+    Record,
+    Task,
+    audit,
+    extremes,
+    gram,
+    immunize,
+)
+from immunis.core.jobs import Job, sweep
+from immunis.theory.gram import gram_of
 
 GB = 1 << 30
 Line = tuple[str, float, float, bool]  # what, figure, target, is the target an upper bound?

@@ -18,14 +18,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from immunis import Record
-from immunis.datasets.mnist import mnist_images, standardised
-from immunis.errors import InputError
-from immunis.reproduce import loop
-from immunis.reproduce.digits import JointRange, Task
-from immunis.reproduce.methods import initial
-from immunis.reproduce.mnist import LOOP
 from reference import naive_algorithm_1
+
+from immunis import Record
+from immunis.core.errors import InputError
+from immunis.data.sources.mnist import mnist_images, standardised
+from immunis.paper import loop
+from immunis.paper.digits import JointRange, Task
+from immunis.paper.methods import initial
+from immunis.paper.mnist import LOOP
 
 PAIR, NAIVE_STEPS, TARGET = (3, 7), 8, 20.0
 

@@ -1,9 +1,8 @@
 """Rewrite the tables and figures in the docs from the records in ``results/``.
 
 A table stands between ``<!-- table: RECORD -->`` and ``<!-- end -->``; a figure is
-``docs/images/RECORD-FIGURE.png``. The picture of the rooms is drawn from their list in
-``architecture.md``. ``tests/test_docs.py`` fails where any of them differs from what it is made
-from. Run: ``python docs/build.py``.
+``docs/images/RECORD-FIGURE.png``. ``tests/whole/test_docs.py`` fails where one differs from its record.
+Run: ``python docs/build.py``.
 """
 
 from __future__ import annotations
@@ -23,14 +22,19 @@ from doctables import (
     time_table,
 )
 
-from immunis import figures
-from immunis.files import write_bytes, write_text
-from immunis.formats import Table, number
-from immunis.records import Record
-from immunis.reproduce import figures as reproduced
-from immunis.reproduce import tables as again
-from immunis.tables import audit_table, demo_table, models_table, worst_case_table
-from immunis.verdict import advantage
+from immunis.audits.statistics import advantage
+from immunis.core.files import write_bytes, write_text
+from immunis.core.records import Record
+from immunis.paper import figures as reproduced
+from immunis.paper import tables as again
+from immunis.report import figures
+from immunis.report.format import Table, number
+from immunis.report.tables import (
+    audit_table,
+    demo_table,
+    models_table,
+    worst_case_table,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -258,65 +262,8 @@ def image(name: str, figure: str) -> Path:
     return ROOT / "docs" / "images" / f"{name}-{figure}.png"
 
 
-def floors() -> dict[str, list[str]]:
-    """The rooms that architecture.md lists, floor by floor, in its order."""
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    found: dict[str, list[str]] = {}
-    for title, room in re.findall(r"^  (?:# (.+)|(\w+(?:\.py|/)) .*)$", text, re.M):
-        if title:
-            found[title] = []
-        else:
-            found[list(found)[-1]].append(room)
-    return found
-
-
-STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #1b2b2b }
-.floor { font-weight: 600 } .room { font-family: ui-monospace, monospace; font-size: 12px }
-.note { font-size: 12px } .arrow { stroke: #5b7a78; stroke-width: 1.5; fill: none }
-.page { fill: #fff } .band { fill: #eaf3f2 } .box { fill: #fff; stroke: #5b7a78 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e4efee } .page { fill: #15201f } .band { fill: #1f302e }
-  .box { fill: #15201f; stroke: #7fa39f } .arrow { stroke: #7fa39f }
-}
-"""
-
-
-def picture() -> str:
-    """The rooms as SVG: one band a floor, one box a room, wrapped to the width."""
-    width, left, height, gap = 860, 190, 26, 8
-    parts, top = [], 36
-    for title, rooms in floors().items():
-        x, y, boxes = left, top + gap, []
-        for room in rooms:
-            wide = 7.3 * len(room) + 16
-            if x + wide > width - 12:
-                x, y = left, y + height + gap
-            boxes.append(
-                f'<rect class="box" x="{x:.0f}" y="{y}" width="{wide:.0f}" height="{height}" '
-                f'rx="5"/><text class="room" x="{x + 8:.0f}" y="{y + 17}">{room}</text>'
-            )
-            x += wide + gap
-        tall = y + height + gap - top
-        parts.append(
-            f'<rect class="band" x="40" y="{top}" width="{width - 44}" height="{tall}" rx="8"/>'
-            f'<text class="floor" x="54" y="{top + 25}">{title}</text>' + "".join(boxes)
-        )
-        top += tall + gap
-    arrow = f'<path class="arrow" d="M20 40 V{top - 14} m-5 -8 l5 8 l5 -8"/>'
-    note = '<text class="note" x="40" y="22">data walks down; imports look up only</text>'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top}" role="img" '
-        f'aria-label="The rooms of immunis, floor by floor"><style>{STYLE}</style>'
-        f'<rect class="page" width="{width}" height="{top}" rx="10"/>{note}{arrow}'
-        + "\n".join(parts)
-        + "</svg>\n"
-    )
-
-
 def main() -> None:
-    """Rewrite every page, figure and picture."""
-    write_text(ROOT / "docs" / "images" / "rooms.svg", picture())
+    """Rewrite every page and figure."""
     for path in PAGES:
         write_text(path, page(path.read_text(encoding="utf-8")))
     for name, wanted in FIGURES.items():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from immunis.formats import Table, number, percent
-from immunis.records import Record
-from immunis.tables import audit_table
-from immunis.views import CONTROL
+from immunis.core.controls import CONTROL
+from immunis.core.records import Record
+from immunis.report.format import Table, number, percent
+from immunis.report.tables import audit_table
 
 BRIEF = ("ridge", "logistic", "mlp", "knn", "earlier_layer", "finetune_all")
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from immunis import audit, immunize
-from immunis.card import render
-from immunis.datasets import digit_parity
-from immunis.networks import pretrained_mlp
+from immunis.data.sources import digit_parity
+from immunis.models.zoo import pretrained_mlp
+from immunis.report.card import render
 
 
 def main(folder: Path) -> None:

@@ -12,8 +12,8 @@ import timm
 import torch
 
 from immunis import Task, immunize
-from immunis.export import export
-from immunis.plan import Training
+from immunis.report.export import export
+from immunis.training.settings import Training
 
 
 def images(count: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

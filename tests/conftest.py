@@ -1,28 +1,34 @@
+import csv
+import gzip
 import importlib.util
 import os
 import sys
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from immunis import RankWarning, Task
-from immunis.datasets import digits
+from helpers.tasks import make_task
+from immunis import RankWarning
+from immunis.cli import console
+from immunis.cli import main as cli
+from immunis.data.sources import digits
 
 if importlib.util.find_spec("hypothesis"):  # make test-extras goes without
     from hypothesis import settings
 
     settings.register_profile("fuzz", max_examples=3000)  # make fuzz
 torch.set_num_threads(1)  # the suite runs one process per core
-sys.path.insert(0, str(Path(__file__).parent))
 EXTRAS = {
     "test_vision.py": ("timm", "torchvision", "peft"),
     "test_text.py": ("transformers",),
     "test_pages.py": ("timm",),
 }
-collect_ignore = [  # what is not installed; make test-extras has all of it
+collect_ignore = ["helpers"]
+collect_ignore += [  # what is not installed; make test-extras has all of it
     f"extras/{file}"
     for file, names in EXTRAS.items()
     if not all(map(importlib.util.find_spec, names))
@@ -56,18 +62,74 @@ def data_folder():
     return Path(folder)
 
 
-def make_task(n=60, d=5, classes=3, seed=0, name="toy", shift=0.0, scales=None):
-    """A classification task whose classes differ in mean, full rank, unequal scales."""
-    rng = np.random.default_rng(seed)
-    y = np.arange(n) % classes
-    centres = rng.normal(size=(classes, d))
-    x = rng.normal(size=(n, d)) + centres[y] + shift
-    x *= np.logspace(0, 1, d) if scales is None else scales
-    cut = n * 3 // 4
-    return Task((x[:cut], y[:cut]), (x[cut:], y[cut:]), name)
-
-
 @pytest.fixture
 def pair():
     """A primary and a harmful toy task on the same five features."""
     return make_task(80, seed=1, name="primary"), make_task(80, seed=2, name="harmful", shift=0.5)
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run a command in a fresh folder, in this process."""
+
+    def call(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["immunis", *map(str, arguments)])
+        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+        for terminal in (console.out, console.err):
+            monkeypatch.setattr(terminal, "_width", 200)
+        capsys.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def house_folder(tmp_path_factory):
+    """A table of the same shape as Kaggle's, made up."""
+    rng = np.random.default_rng(0)
+    n = 900
+    columns = {"Id": np.arange(n), "MSZoning": np.where(np.arange(n) % 3, "RL", "RM")}
+    base = rng.normal(size=(n, 12))
+    for i in range(77):
+        mixed = base @ rng.normal(size=12) + 0.3 * rng.normal(size=n)
+        columns[f"C{i}"] = np.where(rng.random(n) < 0.02, "NA", np.round(mixed, 3).astype(str))
+    columns["Kind"] = rng.choice(["a", "b", "None"], n)
+    del columns["C76"]
+    columns["LotArea"] = np.round(1e4 + 1e3 * base[:, 0]).astype(int)
+    columns["SalePrice"] = np.round(2e5 + 1e4 * base[:, 1] + 1e3 * rng.normal(size=n)).astype(int)
+    folder = tmp_path_factory.mktemp("data") / "house_prices"
+    folder.mkdir()
+    with (folder / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
+    return folder.parent
+
+
+@pytest.fixture(scope="session")
+def mnist_folder(tmp_path_factory):
+    """Idx files of ten made-up digits that live on a few pixels."""
+    rng = np.random.default_rng(1)
+    folder = tmp_path_factory.mktemp("data") / "mnist"
+    folder.mkdir()
+    shapes = rng.random((10, 7, 7))
+    for part, count in (("train", 2400), ("t10k", 600)):
+        labels = np.arange(count) % 10
+        images = np.zeros((count, 28, 28), np.uint8)
+        blurred = shapes[labels] + 0.4 * rng.random((count, 7, 7))
+        images[:, 10:17, 10:17] = np.clip(150 * blurred, 0, 255)
+        for name, array in ((f"{part}-images-idx3", images), (f"{part}-labels-idx1", labels)):
+            head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+            packed = gzip.compress(head + array.astype(np.uint8).tobytes(), 1)
+            (folder / f"{name}-ubyte.gz").write_bytes(packed)
+    return folder.parent

@@ -1,8 +1,7 @@
 """Make open-weight models hard to turn to harm, and measure how hard."""
 
-from immunis._version import __version__
-from immunis.audit import Audit, audit
-from immunis.errors import (
+from immunis.audits.audit import Audit, audit
+from immunis.core.errors import (
     ImmunisError,
     InputError,
     LostProcessError,
@@ -11,15 +10,16 @@ from immunis.errors import (
     RankWarning,
     SettingsError,
 )
-from immunis.extremes import Extremes, extremes
-from immunis.gram import Gram, gram
-from immunis.immunize import Immunized, immunize
-from immunis.measure import Measurement, measure
-from immunis.metrics import norm_ratio_curve, relative_immunization_ratio
-from immunis.preconditioned import PreconditionedLinear
-from immunis.records import Record
-from immunis.spectrum import Spectrum, condition_number_interval, reference_condition_number
-from immunis.tasks import Task
+from immunis.core.records import Record
+from immunis.core.version import __version__
+from immunis.data.task import Task
+from immunis.methods.immunize import Immunized, immunize
+from immunis.theory.extremes import Extremes, extremes
+from immunis.theory.gram import Gram, gram
+from immunis.theory.measure import Measurement, measure
+from immunis.theory.metrics import norm_ratio_curve, relative_immunization_ratio
+from immunis.theory.preconditioned import PreconditionedLinear
+from immunis.theory.spectrum import Spectrum, condition_number_interval, reference_condition_number
 
 __all__ = [
     "Audit",

@@ -11,14 +11,19 @@ from PIL import Image
 
 pytest.importorskip("torchvision")
 
+from helpers.images import write_folders
 from immunis import SettingsError, Task
-from immunis.datasets import ondevice
-from immunis.datasets.images import images
-from immunis.datasets.ondevice import Decoder, Encoded, packed, shown
-from immunis.datasets.pictures import Images, Item, decode
-from immunis.streams import Stream
-from immunis.unreadable import Corrupt
-from test_images import write_folders
+from immunis.data.corrupt import Corrupt
+from immunis.data.loader import Stream
+from immunis.data.sources import ondevice
+from immunis.data.sources.images import images
+from immunis.data.sources.ondevice import (
+    Decoder,
+    Encoded,
+    packed,
+    shown,
+)
+from immunis.data.sources.pictures import Images, Item, decode
 
 SIZE, CPU = 32, torch.device("cpu")
 

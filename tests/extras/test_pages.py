@@ -2,7 +2,7 @@
 
 import pytest
 
-import doc_code
+from helpers import doc_code
 
 PAGES = [p for p in doc_code.PAGES if any(b.needs for b in doc_code.blocks(p))]
 

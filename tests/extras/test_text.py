@@ -5,11 +5,16 @@ import torch
 import transformers
 from torch import nn
 
-from immunis import SettingsError, Task, audit, immunize
-from immunis.cutting import cut
-from immunis.export import export
-from immunis.plan import Training
-from immunis.rebuild import config
+from immunis import (
+    SettingsError,
+    Task,
+    audit,
+    immunize,
+)
+from immunis.models.find_head import cut
+from immunis.models.rebuild import config
+from immunis.report.export import export
+from immunis.training.settings import Training
 
 
 def classifier():

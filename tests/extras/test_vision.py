@@ -13,19 +13,24 @@ import torch
 
 pytest.importorskip("timm")
 
-from deep import image_task
-from immunis import InputError, SettingsError, audit, immunize
-from immunis.cutting import cut
-from immunis.datasets import images, read_images
-from immunis.export import export, weights
-from immunis.lineup import defended, measure_recipe, original
+from helpers.images import write_cars, write_folders
+from helpers.networks import image_task
+from immunis import (
+    InputError,
+    SettingsError,
+    audit,
+    immunize,
+)
+from immunis.data.sources import images, read_images
 from immunis.methods import get_method
-from immunis.networks import load_weights, named_network
-from immunis.plan import Hardware, Training
-from immunis.rebuild import config
+from immunis.models.find_head import cut
+from immunis.models.rebuild import config
+from immunis.models.zoo import load_weights, named_network
 from immunis.recipes import check_recipe, load_recipe
-from immunis.runs import Run
-from test_images import write_cars, write_folders
+from immunis.recipes.pipeline import defended, measure_recipe, original
+from immunis.report.export import export, weights
+from immunis.training.run import Run
+from immunis.training.settings import Hardware, Training
 
 SHORT = Training(steps=2, batch=16, harmful_batch=40, evaluate=1)
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2}
@@ -306,7 +311,15 @@ def test_a_recipe_pretrains_defends_and_audits_with_a_model_for_each_seed(paper_
         'harmful_batch = 16\nevaluate = 1\n[audit]\nattacks = ["ridge", "finetune_last"]\n'
         "seeds = 2\nbudget = 2\n"
     )
-    command = [sys.executable, "-m", "immunis.cli", "audit", str(path), "--data", str(paper_data)]
+    command = [
+        sys.executable,
+        "-m",
+        "immunis.cli.main",
+        "audit",
+        str(path),
+        "--data",
+        str(paper_data),
+    ]
     done = subprocess.run(
         [*command, "-o", str(tmp_path / "out")], check=True, capture_output=True, text=True,
         env={**os.environ, "COLUMNS": "200"},

@@ -8,40 +8,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from immunis.attacks import (
-    adam,
-    batchnorm_only,
-    batchnorm_probe,
-    concat_blocks,
+from immunis.attacks.adaptive import (
     distil,
-    drop_last,
-    earlier_layer,
+    float64,
+    pseudo_inverse,
+    reinit_directions,
+    renormalise,
+    reparameterise,
+    rescale_directions,
+)
+from immunis.attacks.contract import Arena, Attack, Point
+from immunis.attacks.finetuning import (
+    batchnorm_only,
     finetune_all,
     finetune_last,
-    float64,
+    harmless_first,
+    lora,
+    reinit_last,
+)
+from immunis.attacks.probes import (
+    adam,
+    batchnorm_probe,
     gd_constant,
     gd_line_search,
-    harmless_first,
-    invert_last,
     kernel,
     knn,
     lbfgs,
     logistic,
-    lora,
     mlp,
-    pseudo_inverse,
-    reinit_directions,
-    reinit_last,
-    renormalise,
-    reparameterise,
-    rescale_directions,
     ridge,
     sgd,
     standardise,
     whiten,
 )
-from immunis.attacks.base import Arena, Attack, Point
-from immunis.errors import SettingsError, unknown
+from immunis.attacks.surgery import (
+    concat_blocks,
+    drop_last,
+    earlier_layer,
+    invert_last,
+)
+from immunis.core.errors import SettingsError, unknown
 
 GROUPS: dict[str, tuple[Attack, ...]] = {
     group: tuple(module.ATTACK for module in modules)

@@ -11,8 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from immunis.attacks.base import Arena, Attack, Point, Settings, Space
-from immunis.errors import InputError, SettingsError
+from immunis.attacks.contract import (
+    Arena,
+    Attack,
+    Point,
+    Settings,
+    Space,
+)
+from immunis.core.errors import InputError, SettingsError
 
 FEW, FOLDS, FIFTHS = 500, 3, 5
 

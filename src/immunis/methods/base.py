@@ -11,14 +11,14 @@ from typing import Any, Literal, get_type_hints
 import torch
 from torch import Tensor
 
-from immunis.errors import NumericalError, SettingsError
-from immunis.features import Cut
-from immunis.gram import Gram
-from immunis.objectives.base import Objective
-from immunis.regularizers import linear_hessian
-from immunis.settings import check, require
-from immunis.spectrum import quiet_spectrum, relative_cutoff
-from immunis.tasks import Task
+from immunis.core.errors import NumericalError, SettingsError
+from immunis.core.settings import check, require
+from immunis.data.task import Task
+from immunis.models.cut import Cut
+from immunis.theory.gram import Gram
+from immunis.theory.regularizers import linear_hessian
+from immunis.theory.spectrum import quiet_spectrum, relative_cutoff
+from immunis.training.objective import Objective
 
 Optimizer = Literal["gd", "adam"]
 Report = Callable[[float], None]

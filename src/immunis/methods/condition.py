@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from immunis.errors import NumericalError
-from immunis.guarantees import certified_ill_step, certified_well_factors
+from immunis.core.errors import NumericalError
+from immunis.core.settings import require
+from immunis.methods import condition_network as network
 from immunis.methods.base import (
     Best,
     Descent,
@@ -36,10 +37,14 @@ from immunis.methods.base import (
     Solution,
     make_optimizer,
 )
-from immunis.objectives import condition as network
-from immunis.regularizers import feature_hessian, linear_hessian, r_ill_gradient, r_well_gradient
-from immunis.settings import require
-from immunis.spectrum import eigh
+from immunis.theory.guarantees import certified_ill_step, certified_well_factors
+from immunis.theory.regularizers import (
+    feature_hessian,
+    linear_hessian,
+    r_ill_gradient,
+    r_well_gradient,
+)
+from immunis.theory.spectrum import eigh
 
 MULTIPLES = (1, 2, 3, 5)
 STEP_SIZES = (0.0005, 0.001, 0.005, 0.01)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from immunis.errors import InputError
-from immunis.gram import Gram
+from immunis.core.errors import InputError
+from immunis.core.settings import require
 from immunis.methods.base import LinearProblem, Method, Solution
-from immunis.settings import require
-from immunis.spectrum import eigh, relative_cutoff
+from immunis.theory.gram import Gram
+from immunis.theory.spectrum import eigh, relative_cutoff
 
 
 @dataclass(frozen=True)

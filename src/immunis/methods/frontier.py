@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from immunis.guarantees import damped, frontier, whiten
+from immunis.core.settings import require
 from immunis.methods.base import LinearProblem, Method, Solution
-from immunis.settings import require
+from immunis.theory.guarantees import damped, frontier, whiten
 
 
 @dataclass(frozen=True)

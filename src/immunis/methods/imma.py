@@ -13,9 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
-from immunis.objectives import imma as network
-from immunis.settings import require
+from immunis.core.settings import require
+from immunis.methods import imma_network as network
+from immunis.methods.base import (
+    Descent,
+    LinearProblem,
+    Method,
+    Solution,
+    descend,
+)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
-from immunis.objectives import opt_kappa as network
-from immunis.regularizers import hessian_to_theta, kappa_gradient, linear_hessian
+from immunis.methods import opt_kappa_network as network
+from immunis.methods.base import (
+    Descent,
+    LinearProblem,
+    Method,
+    Solution,
+    descend,
+)
+from immunis.theory.regularizers import hessian_to_theta, kappa_gradient, linear_hessian
 
 
 @dataclass(frozen=True)

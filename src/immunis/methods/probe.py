@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from immunis.methods import probe_network as probe
 from immunis.methods.base import Method
-from immunis.objectives import probe
 
 METHOD = Method(
     "probe",

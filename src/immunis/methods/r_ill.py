@@ -6,9 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
-from immunis.objectives import r_ill as network
-from immunis.regularizers import linear_hessian, r_ill_gradient
+from immunis.methods import r_ill_network as network
+from immunis.methods.base import (
+    Descent,
+    LinearProblem,
+    Method,
+    Solution,
+    descend,
+)
+from immunis.theory.regularizers import linear_hessian, r_ill_gradient
 
 
 @dataclass(frozen=True)

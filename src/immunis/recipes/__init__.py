@@ -10,7 +10,7 @@ import dataclasses
 
 from immunis.attacks import GROUPS
 from immunis.methods import METHODS, Method
-from immunis.recipes.reading import bundled, check_recipe, load_recipe
+from immunis.recipes.parse import bundled, check_recipe, load_recipe
 from immunis.recipes.recipe import SOURCES, Recipe
 
 __all__ = ["Recipe", "bundled", "catalogue", "check_recipe", "load_recipe"]

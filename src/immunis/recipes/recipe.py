@@ -12,11 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from immunis import datasets
-from immunis.datasets import Tasks
-from immunis.errors import InputError
-from immunis.networks import LIBRARIES, named_network, pretrained_mlp, read_tensors
-from immunis.tasks import Task
+from immunis.core.errors import InputError
+from immunis.data import sources as datasets
+from immunis.data.sources import Tasks
+from immunis.data.task import Task
+from immunis.models.zoo import (
+    LIBRARIES,
+    named_network,
+    pretrained_mlp,
+    read_tensors,
+)
 
 NETWORKS = (*LIBRARIES, "network")
 TABLES = ("data", "model", "pretrain", "method", "training", "audit")

@@ -1,0 +1,1 @@
+"""Attackers who know the defence."""

@@ -1,0 +1,70 @@
+"""Run the network in float64 and decompose its features: what one large direction hides.
+
+Features in float32 are known to 1e-7 of their largest direction, and so are singular values that
+come from a Gram in float64. Whoever has the weights is bound by neither.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from immunis.attacks.contract import (
+    Arena,
+    Attack,
+    Features,
+    Meter,
+    NotApplicableError,
+    Point,
+    Settings,
+    tensor,
+    whiten_flops,
+)
+from immunis.models.cut import Cut
+
+CUTOFFS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14)
+BATCH = 256
+
+
+def read(cut: Cut, inputs: np.ndarray) -> Tensor:
+    """Features in the network's own precision."""
+    with torch.no_grad():
+        return torch.cat([cut.read(block)[0].cpu() for block in tensor(inputs).split(BATCH)])
+
+
+def run(arena: Arena, settings: Settings) -> list[Point]:
+    """Least squares on the features' singular directions above one cut-off after another."""
+    device = "cpu" if arena.device == "mps" else arena.device  # which has no float64
+    cut = arena.cut.copy()
+    cut.model.to(device, torch.float64)
+    meter = Meter(arena)
+    try:
+        parts = [read(cut, part.inputs).double() for part in (arena.train, arena.test)]
+    except (RuntimeError, TypeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise NotApplicableError(f"the network does not run in float64: {error}") from None
+    features = Features(arena, *parts)
+    targets, mean = features.targets(), features.z.mean(0)
+    left, sizes, right = torch.linalg.svd(features.z - mean, full_matrices=False)
+    offset = targets.mean(0)
+    aims = left.T @ (targets - offset)
+    meter.flops += whiten_flops(features.samples, features.dimension)
+    for step, cutoff in enumerate(CUTOFFS[: arena.budget], 1):
+        rank = int((sizes > cutoff * sizes[0]).sum())
+        weights = (right[:rank].T / sizes[:rank]) @ aims[:rank]
+        meter.point(
+            step,
+            features.samples,
+            2.0 * features.dimension * rank * features.outputs,
+            lambda weights=weights: features.scores(lambda z: (z - mean) @ weights + offset),  # type: ignore[misc]
+        )
+    return meter.points
+
+
+ATTACK = Attack(
+    "float64",
+    "least squares on features of a float64 pass, direction by direction",
+    run,
+)

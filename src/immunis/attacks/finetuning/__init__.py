@@ -1,0 +1,1 @@
+"""The network trained further by the attacker."""

@@ -1,0 +1,1 @@
+"""Features read elsewhere than the defence expects."""

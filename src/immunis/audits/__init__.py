@@ -1,0 +1,1 @@
+"""Attacks x models x seeds, and what may be said of the outcome."""

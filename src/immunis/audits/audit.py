@@ -1,0 +1,263 @@
+"""What every attacker pays: attacks × models × seeds, controls included, worst case first."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from immunis.attacks import ATTACKS, check_space, select
+from immunis.attacks.contract import Samples
+from immunis.audits.describe import describe
+from immunis.audits.feature_cache import (
+    Reader,
+    chance_of,
+    disjoint_rows,
+    samples_of,
+)
+from immunis.audits.jobs import Docket
+from immunis.audits.statistics import predictors, summarise, worst_case
+from immunis.core.controls import CONTROL, SCRATCH
+from immunis.core.errors import InputError
+from immunis.core.records import Record
+from immunis.core.settings import whole
+from immunis.data.task import Task
+from immunis.models.find_head import cut
+from immunis.models.reinit import untrained
+from immunis.theory.measure import data_figures
+from immunis.training.settings import device_of
+
+TRANSFER = ("gd_line_search", "finetune_all")
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """The attack that gains most from a model over the same attack on the untrained control.
+
+    Attributes:
+        residual_advantage: share of that help kept, over the untrained control; NaN where the
+            original gives none, or the model is broken.
+        overall: the same for an attacker who picks the best attack for each model.
+        attack: which attack.
+        accuracy: its mean test score (accuracy, or R²).
+        highest_attack: the attack with the highest score, which may be another.
+        highest_accuracy: its mean test score.
+        broken: the model no longer does its primary task; it is not immune.
+    """
+
+    residual_advantage: float
+    overall: float
+    attack: str | None
+    accuracy: float
+    highest_attack: str | None
+    highest_accuracy: float
+    broken: bool
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of an audit; everything is in its record."""
+
+    record: Record
+
+    @property
+    def worst_case(self) -> dict[str, WorstCase]:
+        """The worst case of every model but the controls."""
+        keys = WorstCase.__dataclass_fields__
+        return {
+            name: WorstCase(**{key: row.get(key) for key in keys})
+            for name, row in self.record.figures["worst_case"].items()
+        }
+
+    def to_json(self) -> str:
+        """Return the record as JSON."""
+        return self.record.to_json()
+
+
+def audit(
+    models: Mapping[str, Any],
+    primary: Task,
+    harmful: Task,
+    transfer: Sequence[Task] = (),
+    attacks: str | Sequence[str] = "standard",
+    *,
+    defender: Task | None = None,
+    original: str = "original",
+    head: str | None = None,
+    seeds: int = 3,
+    budget: int | None = None,
+    trials: int | None = None,
+    space: Mapping[str, Sequence[Any]] | None = None,
+    workers: int = 1,
+    cluster: str | None = None,
+    folder: str | Path | None = None,
+    device: str = "cpu",
+    progress: Progress = lambda what, share: None,
+) -> Audit:
+    """Run attacks against models and report what each attacker pays.
+
+    Args:
+        models: by name, ``original`` among them: modules in evaluation mode, matrices θ, pairs
+            ``(extractor, head)`` or results of ``immunize``; or a list with one of these for
+            each seed, for a defence that was itself made with several seeds.
+        primary: the task the models are for.
+        harmful: the attacker's task: training data of their own, and test data.
+        transfer: harmless other tasks that should stay learnable.
+        attacks: ``"quick"``, ``"standard"``, ``"full"``, or a list of names.
+        defender: the harmful sample the defence was made with; rows it shares with the
+            attacker's are refused. Left out, the audit says that this was not checked.
+        original: which model is the undefended one.
+        head: name of the models' linear head where it cannot be guessed.
+        seeds: repeats of each attack, at least 1; intervals need 3.
+        budget: largest number of optimizer steps of a run; the preset's if left out.
+        trials: settings that optuna tries per attack; the fixed grid if left out.
+        space: values that attacks may search, by setting, to narrow their grids (for example
+            ``{"optimizer": ["adamw"]}``); the record says so.
+        workers: processes.
+        cluster: address of a Ray cluster.
+        folder: where finished attacks are kept, to resume an interrupted audit; not locked.
+        device: where models are read and fine-tuned: ``"cpu"``, ``"cuda"``, ``"mps"`` or
+            ``"auto"``; several workers share an accelerator.
+        progress: called with what was done and the share of the whole.
+
+    Raises:
+        InputError: for data or models that cannot be audited.
+        SettingsError: for unknown names or impossible settings.
+    """
+    start = time.perf_counter()
+    chosen, preset = select(attacks)
+    budget = whole(preset if budget is None else budget, "budget", 1)
+    seeds, workers = whole(seeds, "seeds", 1), whole(workers, "workers", 1)
+    trials = None if trials is None else whole(trials, "trials", 1)
+    device = device_of(device)
+    check_space(space or ())
+    _check_lineup(models, original)
+    disjoint = disjoint_rows(harmful, primary, defender)
+    samples = samples_of(harmful)
+    example = torch.from_numpy(samples.train.inputs[:2])
+    cuts = {
+        name: [
+            cut(each, example, primary.outputs, head, name).on(device)
+            for each in _variants(name, model, seeds)
+        ]
+        for name, model in models.items()
+    }
+    fresh = [untrained(cuts[original][0], seed) for seed in range(seeds)]
+    lineup = [
+        (name, of[seed % len(of)], seed)
+        for name, of in {**cuts, CONTROL: fresh}.items()
+        for seed in range(seeds)
+    ]
+    reader = Reader(example)
+    progress("reading features", 0.0)
+    described = describe(cuts, primary, samples, reader, original)
+    others = [samples_of(task) for task in transfer]
+    docket = Docket(
+        reader, budget=budget, trials=trials, space=space, device=device,
+        shipped=workers > 1 or cluster is not None,
+        harmless=others[0] if others else None,
+    )  # fmt: skip
+    for attack in chosen:
+        for each in lineup:
+            docket.add("harmful", samples, attack, *each)
+    for seed, model in enumerate(fresh):  # training from scratch: fine-tuning the untrained control
+        docket.add("harmful", samples, ATTACKS["finetune_all"], CONTROL, model, seed)
+    for number, other in enumerate(others):
+        for name in TRANSFER:
+            for each in lineup:
+                docket.add(f"transfer {number}", other, ATTACKS[name], *each)
+    docket.run(folder=folder, workers=workers, cluster=cluster, progress=progress)
+
+    def judged(what: str, attack: str, task: Samples) -> dict[str, Any]:
+        return summarise(docket.outcomes(what, attack), original, CONTROL, chance_of(task))
+
+    table = {attack.name: judged("harmful", attack.name, samples) for attack in chosen}
+    scratch = {SCRATCH: docket.outcomes("harmful", "finetune_all")[CONTROL]}
+    figures = {
+        "worst_case": _worst_cases(table, described, original),
+        "models": described,
+        "attacks": table,
+        "controls": {
+            "names": [original, CONTROL, SCRATCH],
+            SCRATCH: summarise(scratch, SCRATCH, CONTROL, chance_of(samples))[SCRATCH],
+        },
+        "chance": chance_of(samples),
+        "classes": primary.class_names,
+        "transfer": {
+            task.name: {name: judged(f"transfer {number}", name, other) for name in TRANSFER}
+            for number, (task, other) in enumerate(zip(transfer, others, strict=True))
+        },
+        "predictors": predictors(table, described, list(cuts)),
+        "disjoint": disjoint,
+        "seconds": {
+            name: sum(row.get("seconds", 0.0) for row in rows.values())
+            for name, rows in table.items()
+        },
+    }
+    return Audit(
+        Record(
+            kind="audit",
+            name=f"{primary.name} / {harmful.name}: {', '.join(cuts)}",
+            figures=figures,
+            settings={
+                "attacks": [attack.name for attack in chosen],
+                "not_run": {a.name: a.summary for a in ATTACKS.values() if a not in chosen},
+                "budget": budget,
+                "seeds": seeds,
+                "search": "grid" if trials is None else f"optuna, {trials} trials",
+                "space": dict(space or {}),
+                "original": original,
+            },
+            data=data_figures(
+                primary=primary,
+                attacker=harmful,
+                **{f"transfer {i}": task for i, task in enumerate(transfer)},
+            ),
+            seed=0,
+            seconds=time.perf_counter() - start,
+        )
+    )
+
+
+def _worst_cases(
+    table: Mapping[str, Any], described: Mapping[str, Any], original: str
+) -> dict[str, Any]:
+    """The worst case of every model; no residual advantage of a broken one."""
+    cases = {}
+    for name, model in described.items():
+        row = worst_case(table, name, original, CONTROL)
+        if model["broken"]:
+            row |= {"residual_advantage": math.nan, "overall": math.nan}
+        cases[name] = {**row, "broken": model["broken"]}
+    return cases
+
+
+def _check_lineup(models: Mapping[str, Any], original: str) -> None:
+    """Refuse models among which the undefended one is not, or with a control's name."""
+    if not isinstance(models, Mapping):
+        raise InputError(
+            f"models came as a {type(models).__name__}; expected them by name, as in "
+            f"{{{original!r}: model, 'defended': other}}."
+        )
+    if original not in models:
+        raise InputError(
+            f"models are {', '.join(models) or 'none'}; the undefended one must be among them, as "
+            f"{original!r} or by the name given as original=."
+        )
+    if {CONTROL, SCRATCH} & set(models):
+        raise InputError(f"{CONTROL!r} and {SCRATCH!r} are the names of the audit's own controls.")
+
+
+def _variants(name: str, model: Any, seeds: int) -> list[Any]:
+    """A model as a list: of itself, or of one for each seed."""
+    if not isinstance(model, list):
+        return [model]
+    if len(model) != seeds:
+        raise InputError(f"{name}: {len(model)} models came for {seeds} seeds; give one for each.")
+    return model

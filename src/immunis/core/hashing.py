@@ -1,0 +1,44 @@
+"""Hashes of a model's state: whether two are the same to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from immunis.core.errors import InputError
+
+
+def state_digest(model: nn.Module) -> str:
+    """Hash of a model's whole state."""
+    return tensors_digest(model.state_dict())
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is of numbers, words, and lists and tables of them."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, (*value, *value.values())))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)
+
+
+def tensors_digest(state: Mapping[str, Any]) -> str:
+    """Hash of named tensors: names, types, shapes, and every bit."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        if not isinstance(tensor, Tensor):  # of a module's get_extra_state
+            if not _is_plain(tensor):
+                raise InputError(
+                    f"the model's state holds a {type(tensor).__name__} ({name}), which no file of "
+                    "ours can hold. Leave it out of state_dict()."
+                )
+            total.update(f"{name} {tensor!r}\n".encode())
+            continue
+        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(raw.data)
+    return total.hexdigest()

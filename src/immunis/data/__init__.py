@@ -1,0 +1,1 @@
+"""Data as users bring it: tasks, splits, batches, sources."""

@@ -1,0 +1,130 @@
+"""Numbers as users bring them: checked, made tensors of a common dtype, hashed row by row."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from immunis.core.errors import InputError
+
+HASHED = 1 << 18  # numbers that a thread hashes at a time
+_WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_REAL = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+)  # fmt: skip
+EPS64 = torch.finfo(torch.float64).eps
+
+
+def hash_rows(rows: Tensor) -> Iterator[int]:
+    """Yield a 128-bit hash of each row's float64 values.
+
+    The same numbers hash alike whatever the dtype that carried them, -0.0 and 0.0 too.
+    """
+    flat = rows.detach().cpu().flatten(1)
+
+    def hashes(part: Tensor) -> list[int]:
+        values = np.ascontiguousarray(part.to(torch.float64).add(0.0).numpy())
+        found = (hashlib.blake2b(row.data, digest_size=16).digest() for row in values)
+        return [int.from_bytes(digest) for digest in found]
+
+    with ThreadPoolExecutor() as pool:  # hashing long rows leaves other threads alone
+        for part in pool.map(hashes, flat.split(max(1, HASHED // max(1, flat.shape[1])))):
+            yield from part
+
+
+def as_tensor(values: Any, where: str) -> Tensor:
+    """Return real numbers, however they came, as a dense tensor of a common dtype.
+
+    Raises:
+        InputError: for anything else: text, complex or quantized numbers, float8, masked values,
+            tensors without data.
+    """
+    if isinstance(values, Tensor):
+        tensor = values
+    else:
+        if np.ma.is_masked(values):
+            raise InputError(
+                f"{where}: {int(np.ma.count_masked(values))} masked value(s) came; drop those rows "
+                "or fill them first (masked_array.filled)."
+            )
+        try:
+            array = np.asarray(values)
+        except ValueError as error:
+            raise InputError(f"{where}: rows of unequal length came ({error}).") from error
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+            raise InputError(
+                f"{where}: dtype {array.dtype} came; plain numbers are needed. Encode categories "
+                "as integers first (for example with sklearn's LabelEncoder)."
+            )
+        tensor = torch.as_tensor(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    if tensor.is_meta or tensor.is_nested:
+        raise InputError(f"{where}: a tensor without data, or of ragged rows, came.")
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.dtype in _WIDE_UNSIGNED:
+        if tensor.dtype is torch.uint64 and bool((tensor.to(torch.int64) < 0).any()):
+            raise InputError(f"{where}: integers of 2**63 and more came; rescale them.")
+        tensor = tensor.to(torch.int64)
+    if tensor.dtype not in _REAL:
+        raise InputError(
+            f"{where}: dtype {tensor.dtype} came; expected real numbers in a common dtype. Convert "
+            "them, for example with .float()."
+        )
+    return tensor
+
+
+def check_batch(inputs: Tensor, labels: Tensor, where: str) -> None:
+    """Refuse inputs and labels that no task can be made of.
+
+    Raises:
+        InputError: for shapes, NaN or infinities, or negative classes, with what to do.
+    """
+    if inputs.ndim < 2:
+        raise InputError(
+            f"{where}: inputs have shape {tuple(inputs.shape)}; expected (samples, features). "
+            "For a single feature pass inputs[:, None]."
+        )
+    if inputs[:1].numel() == 0 and len(inputs):
+        raise InputError(f"{where}: inputs have shape {tuple(inputs.shape)}: no features.")
+    if inputs.is_floating_point() and inputs.numel() and not _finite(inputs):
+        bad = int((~torch.isfinite(inputs)).sum())
+        raise InputError(
+            f"{where}: {bad} NaN or infinite input value(s); drop those rows or fill them first."
+        )
+    if labels.is_floating_point():
+        if labels.ndim not in (1, 2):
+            raise InputError(
+                f"{where}: regression labels have shape {tuple(labels.shape)}; "
+                "expected (samples,) or (samples, targets)."
+            )
+        if not bool(torch.isfinite(labels).all()):
+            raise InputError(f"{where}: NaN or infinite label(s); drop those rows first.")
+    else:
+        if labels.ndim != 1:
+            raise InputError(
+                f"{where}: class labels have shape {tuple(labels.shape)}; expected (samples,) of "
+                "integers. For one-hot labels pass labels.argmax(1)."
+            )
+        if len(labels) and labels.dtype != torch.bool and int(labels.min()) < 0:
+            raise InputError(
+                f"{where}: class label {int(labels.min())} is negative; class indices start "
+                "at 0. Drop ignored samples and renumber."
+            )
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether all are; in one pass, without a copy."""
+    return all(math.isfinite(end) for end in torch.aminmax(values))
+
+
+def epsilon_of(dtype: torch.dtype) -> float:
+    """Spacing of the numbers next to 1; integers are exact in float64."""
+    return torch.finfo(dtype).eps if dtype.is_floating_point else EPS64

@@ -1,0 +1,222 @@
+"""Batches for training, by step number: what a step sees depends on nothing but its number.
+
+A stream draws rows from one permutation of its data after another, each seeded by the run's
+seed and its own number, so that a resumed run goes on with the very batch it had stopped
+at, and any number of processes shares out the same batches. Of two paired streams the longer
+one decides what an epoch is; the shorter cycles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from immunis.core.distributed import rank, world
+from immunis.core.errors import InputError, SettingsError
+from immunis.data.split import Split
+from immunis.data.task import Task
+
+Rows = Tensor
+SAMPLES, PER_DIMENSION = 16384, 8  # a Gram is over at most that many rows, or that many times D
+
+
+def held_out(count: int, share: float, told: str = "held_out") -> tuple[Rows, Rows]:
+    """Rows to train on and rows to hold out; the same for every run on the same data.
+
+    ``told`` is what errors call the share.
+    """
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
+    size = round(count * share)
+    if not 2 <= size <= count - 2:
+        raise SettingsError(
+            f"{told}={share}: {size} of {count} rows would be held out; at least 2 are needed to "
+            "hold out and 2 to train on."
+        )
+    return order[size:].sort().values, order[:size].sort().values
+
+
+def spread(rows: Rows, size: int) -> Rows:
+    """At most ``size`` of the rows, evenly spread."""
+    return rows[torch.linspace(0, len(rows) - 1, min(size, len(rows))).round().long()]
+
+
+class Stream:
+    """Endless batches of some rows of a task's training data.
+
+    Args:
+        task: whose training data.
+        batch: rows per step over all processes together: at most all of them, and rounded down
+            to a multiple of the processes, so that each has an equal share.
+        rows: which rows; all of them if left out.
+        split: which data; the task's training data if left out.
+        seed: decides the order.
+        workers: processes that read ahead, for data that is not in memory.
+        device: where data in memory is kept and batches arrive.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        batch: int,
+        rows: Rows | None = None,
+        *,
+        split: Split | None = None,
+        seed: int = 0,
+        workers: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.task, self.split, self.seed = task, split or task.train, seed
+        self.workers, self.device = workers, torch.device(device)
+        self._memory = self.split.tensors() if self.split.in_memory else None
+        self._dataset, self._options = self.split.dataset()
+        self._finish: Callable[[Tensor], Tensor] = lambda inputs: inputs
+        self._unpack: Callable[[Any], Any] | None = None
+        if hasattr(self._dataset, "sent"):  # images travel as bytes and are scaled on arrival
+            source: Any = self._dataset
+            self._dataset, options, self._unpack = source.sent(self.device)
+            self._options, self._finish = self._options | options, source.finish
+        count = len(self._dataset)  # type: ignore[arg-type]
+        self.rows = torch.arange(count) if rows is None else rows
+        self.batch = min(batch, len(self.rows)) // world() * world()
+        if not self.batch:
+            raise SettingsError(f"batch={batch}: {world()} processes need a row each.")
+        self._orders: dict[int, Rows] = {}
+        if self._memory is not None and _fits(self._memory[0], self.device):
+            self._memory = self._memory[0].to(self.device), self._memory[1].to(self.device)
+
+    @property
+    def epoch(self) -> int:
+        """Steps in one pass over the rows."""
+        return math.ceil(len(self.rows) / self.batch)
+
+    def rows_at(self, step: int) -> Rows:
+        """Rows of a step's batch, of all processes together."""
+        count, found, position = len(self.rows), [], step * self.batch
+        while (missing := (step + 1) * self.batch - position) > 0:
+            turn, start = divmod(position, count)
+            found.append(self._order(turn)[start : start + missing])
+            position += len(found[-1])
+        return self.rows[torch.cat(found)]
+
+    def _order(self, turn: int) -> Rows:
+        if turn not in self._orders:
+            generator = torch.Generator().manual_seed(1_000_003 * self.seed + turn)
+            kept = {turn - 1: self._orders[turn - 1]} if turn - 1 in self._orders else {}
+            order = torch.randperm(len(self.rows), generator=generator)
+            self._orders = {**kept, turn: order}
+        return self._orders[turn]
+
+    def batches(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this process's share of the batches of steps ``start`` to ``stop − 1``."""
+        shares = (self.rows_at(step)[rank() :: world()] for step in range(start, stop))
+        if self._memory is not None:
+            for rows in shares:
+                yield self._picked(rows)
+            return
+        yield from self._loaded([rows.tolist() for rows in shares])
+
+    def subset(self, rows: Rows, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield given rows in order, in batches, all of them in every process."""
+        if self._memory is None:
+            yield from self._loaded([part.tolist() for part in rows.split(size)])
+            return
+        for part in rows.split(size):
+            yield self._picked(part)
+
+    def _picked(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        assert self._memory is not None
+        inputs, labels = (part[rows.to(part.device)] for part in self._memory)
+        return inputs.to(self.device), self._positions(labels.to(self.device))
+
+    def _loaded(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        if not batches:
+            return
+        options = {**self._options}
+        options["num_workers"] = self.workers or options.get("num_workers", 0)
+        loader = DataLoader(
+            self._dataset,
+            batch_sampler=batches,
+            pin_memory=self.device.type == "cuda",
+            prefetch_factor=4 if options["num_workers"] else None,
+            **options,
+        )
+        last = None
+        arriving = loader if self._unpack is None else ahead(self._unpack, loader)
+        for found in self.split.checked(arriving):
+            # every step has a batch, or the two tasks and the processes would fall out of step
+            last = found or last
+            if last is None:
+                raise InputError(f"{self.split.where}: nothing in the first batch can be read.")
+            inputs = last[0].to(self.device, non_blocking=True)
+            if self._unpack is not None and inputs.is_cuda:  # made on another stream than this
+                inputs.record_stream(torch.cuda.current_stream(self.device))
+            inputs = self._finish(inputs)
+            yield inputs, self._positions(last[1].to(self.device))
+
+    def _positions(self, labels: Tensor) -> Tensor:
+        if self.task.kind == "classification":
+            return self.task.positions(labels)
+        return self.task.targets(labels)
+
+
+def ahead(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """``function`` of each item in turn, that of the next one begun before it is asked for."""
+    source, end = iter(items), object()
+
+    def following() -> Any:
+        item = next(source, end)
+        return end if item is end else function(item)
+
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(following)
+        while (found := pending.result()) is not end:
+            pending = pool.submit(following)
+            yield found
+
+
+def _fits(inputs: Tensor, device: torch.device) -> bool:
+    """Whether data may stay on the device for good: it takes at most a quarter of what is free."""
+    if device.type != "cuda":
+        return True
+    return inputs.nbytes < torch.cuda.mem_get_info(device)[0] / 4
+
+
+def mixed(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Move each row, and its target as far, up to half-way to another (mixup, Zhang et al. 2018).
+
+    ``x ← (1−λ)x + λx′`` and ``y ← (1−λ)y + λy′``, λ uniform in [0, ½), (x′, y′) from the
+    same batch.
+    """
+    n, device = len(inputs), inputs.device
+    share = torch.rand(n, generator=generator, device=device) / 2
+    other = torch.randperm(n, generator=generator, device=device)
+
+    def mix(values: Tensor) -> Tensor:
+        return values.lerp(values[other], share.to(values).view(n, *[1] * (values.ndim - 1)))
+
+    return mix(inputs), mix(targets)
+
+
+def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Zoom in on a random part (60 to 100% of each side) and flip half of the images."""
+    if images.ndim != 4:
+        return images
+    n, device = len(images), images.device
+    draw = torch.rand(4, n, generator=generator, device=device)
+    scale = 0.6 + 0.4 * draw[0]
+    shift = (2 * draw[1:3] - 1) * (1 - scale)
+    mirror = torch.where(draw[3] < 0.5, -1.0, 1.0)
+    theta = torch.zeros(n, 2, 3, device=device)
+    theta[:, 0, 0], theta[:, 1, 1] = scale * mirror, scale
+    theta[:, 0, 2], theta[:, 1, 2] = shift[0], shift[1]
+    grid = functional.affine_grid(theta, list(images.shape), align_corners=False)
+    return functional.grid_sample(
+        images, grid.to(images), mode="bilinear", padding_mode="reflection", align_corners=False
+    )

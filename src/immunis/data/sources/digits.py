@@ -1,0 +1,61 @@
+"""The 8×8 digits that come with scikit-learn: real data, no download."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from immunis.core.errors import InputError
+from immunis.data.sources.common import Tasks
+from immunis.data.task import Task
+
+
+def digits(
+    primary: Sequence[int] = (0, 1, 2, 3, 4),
+    harmful: Sequence[int] = (5, 6, 7, 8, 9),
+    seed: int = 0,
+) -> Tasks:
+    """Split the digits by class into a primary and a harmful task.
+
+    Of each class 40% is the defender's training data, 30% the attacker's and 30% is test
+    data (the primary task trains on both training parts). Pixels are scaled to 0..1.
+    """
+    from sklearn.datasets import load_digits
+
+    check_apart(primary, harmful)
+    x, y = load_digits(return_X_y=True)
+    x = x / 16
+    part = np.empty(len(y), dtype=int)
+    rng = np.random.default_rng(seed)
+    for digit in range(10):
+        rows = rng.permutation(np.flatnonzero(y == digit))
+        part[rows] = np.searchsorted([0.4, 0.7], np.arange(len(rows)) / len(rows), side="right")
+
+    def select(wanted: Sequence[int], *parts: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.isin(y, wanted) & np.isin(part, parts)
+        return x[rows], y[rows]
+
+    test = select(harmful, 2)
+    return Tasks(
+        Task(select(primary, 0, 1), select(primary, 2), label_of(primary)),
+        Task(select(harmful, 0), test, label_of(harmful)),
+        Task(select(harmful, 1), test, f"{label_of(harmful)} (attacker)"),
+    )
+
+
+def check_apart(primary: Sequence[int], harmful: Sequence[int]) -> None:
+    """Refuse anything but digits, and a digit in both tasks."""
+    for name, wanted in (("primary", primary), ("harmful", harmful)):
+        if not wanted or not set(wanted) <= set(range(10)):
+            raise InputError(f"{name}={list(wanted)}: expected digits from 0 to 9.")
+    if set(primary) & set(harmful):
+        raise InputError(
+            f"digits {sorted(set(primary) & set(harmful))} are in both tasks; a digit is either "
+            "primary or harmful."
+        )
+
+
+def label_of(wanted: Sequence[int]) -> str:
+    """Name of a task of some digits."""
+    return "digits " + ",".join(map(str, sorted(wanted)))

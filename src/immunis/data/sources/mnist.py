@@ -1,0 +1,139 @@
+"""MNIST from its original idx files; no torchvision needed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from immunis.core.errors import InputError
+from immunis.data.sources.common import Tasks, data_file
+from immunis.data.sources.digits import check_apart, label_of
+from immunis.data.task import Task
+
+HOW = (
+    "Get the four original idx files (train-images-idx3-ubyte.gz and so on, packed or not) and put "
+    "them into a folder mnist/, or point --data or $IMMUNIS_DATA at the folder that holds mnist/."
+)
+SHA256 = {  # of the unpacked files: packing may differ
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+MOST = 1 << 26  # bytes of a file; the largest has 47 million
+MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's training pixels, as the released code uses them
+
+
+def mnist_images(train: bool = True, folder: str | Path | None = None) -> tuple[np.ndarray, ...]:
+    """Return images (n×784, uint8) and labels (n, int64) in the original order."""
+    part = "train" if train else "t10k"
+    images = _idx(f"{part}-images-idx3-ubyte", folder)
+    labels = _idx(f"{part}-labels-idx1-ubyte", folder)
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+        raise InputError(f"MNIST {part}: {images.shape} images do not fit {labels.shape} labels.")
+    return images.reshape(len(images), -1), labels.astype(np.int64)
+
+
+def mnist_pair(primary: int, harmful: int, folder: str | Path | None = None) -> Tasks:
+    """Return two digits' images as the two tasks of one of the paper's 90 pairs.
+
+    As in the released code, a task holds the images of one digit only and its labels are
+    constant: condition numbers are defined, probing accuracy is not. Pixels are scaled to
+    0..1 and standardised by MNIST's mean and deviation. The attacker gets every second
+    harmful image.
+    """
+    if primary == harmful or not {primary, harmful} <= set(range(10)):
+        raise InputError(f"digits {primary} and {harmful}: expected two different ones of 0 to 9.")
+    images, labels = mnist_images(folder=folder)
+
+    def select(digit: int) -> np.ndarray:
+        return standardised(images[labels == digit])
+
+    main, other = select(primary), select(harmful)
+    return Tasks(
+        Task((main, np.full(len(main), primary)), name=f"digit {primary}"),
+        Task((other[::2], np.full(len(other[::2]), harmful)), name=f"digit {harmful}"),
+        Task((other[1::2], np.full(len(other[1::2]), harmful)), name=f"digit {harmful} (attacker)"),
+    )
+
+
+def mnist_digits(
+    primary: Sequence[int] = (0, 1, 2, 3, 4),
+    harmful: Sequence[int] = (5, 6, 7, 8, 9),
+    attacker: int = 1000,
+    folder: str | Path | None = None,
+) -> Tasks:
+    """Split MNIST by class into a primary and a harmful task, for networks that a CPU can train.
+
+    The defender holds every second harmful image, the attacker the first ``attacker`` of the
+    others; the test images are MNIST's own. Pixels are scaled as in ``mnist_pair``, in float32.
+    """
+    check_apart(primary, harmful)
+    if attacker < 20:
+        raise InputError(f"attacker={attacker}: need at least 20 images.")
+
+    def select(train: bool, wanted: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = parts[train]
+        rows = np.isin(labels, wanted)
+        return standardised(images[rows]).astype(np.float32), labels[rows]
+
+    parts = {train: mnist_images(train, folder) for train in (True, False)}
+    (images, labels), test = select(True, harmful), select(False, harmful)
+    own = images[1::2][:attacker], labels[1::2][:attacker]
+    return Tasks(
+        Task(select(True, primary), select(False, primary), label_of(primary)),
+        Task((images[::2], labels[::2]), test, label_of(harmful)),
+        Task(own, test, f"{label_of(harmful)} (attacker)"),
+    )
+
+
+def standardised(images: np.ndarray) -> np.ndarray:
+    """Pixels scaled to 0..1 and standardised by MNIST's mean and deviation, in float64."""
+    return (images / 255 - MEAN) / DEVIATION
+
+
+def mnist_hashes(folder: str | Path | None = None) -> dict[str, str]:
+    """SHA-256 of the four unpacked files, by name, to compare with ``SHA256``."""
+    return {name: hashlib.sha256(_unpacked(name, folder)[1]).hexdigest() for name in SHA256}
+
+
+def _unpacked(name: str, folder: str | Path | None) -> tuple[Path, bytes]:
+    """Where a file was found, packed or (only then looked for) unpacked, and its contents."""
+    try:
+        path = data_file(f"mnist/{name}.gz", folder, _how(name))
+    except InputError as missing:
+        try:
+            path = data_file(f"mnist/{name}", folder, "")
+        except InputError:
+            raise missing from None
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            raw = file.read(MOST + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is damaged ({error}). {_how(name)}") from error
+    if len(raw) > MOST:
+        raise InputError(f"{path} holds more than {MOST:,} bytes, no MNIST file does. {_how(name)}")
+    return path, raw
+
+
+def _how(name: str) -> str:
+    return f"{HOW} Unpacked, {name} has sha256 {SHA256[name]}."
+
+
+def _idx(name: str, folder: str | Path | None) -> np.ndarray:
+    path, raw = _unpacked(name, folder)
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or raw[3] > 3 or len(raw) < 4 + 4 * raw[3]:
+        raise InputError(f"{path} is not an idx file of bytes. {_how(name)}")
+    shape = np.frombuffer(raw, ">u4", raw[3], offset=4).tolist()
+    start = 4 + 4 * raw[3]
+    if len(raw) - start != math.prod(shape):
+        raise InputError(
+            f"{path} is truncated: {len(raw) - start} bytes for shape {shape}. {_how(name)}"
+        )
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)

@@ -1,0 +1,258 @@
+"""One part of a task, streamed in checked batches, however the user brought it.
+
+Tensors, NumPy arrays, a ``Dataset`` or a ``DataLoader`` come in; batches of
+``(inputs, labels)`` go out. Inputs of any real dtype are accepted: integers and
+half-precision floats are widened without loss where they are used.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from immunis.core.errors import InputError
+from immunis.data.checks import as_tensor, check_batch, hash_rows
+from immunis.data.corrupt import (
+    MOST_CORRUPT,
+    Corrupt,
+    Guarded,
+    collate,
+    guarded,
+)
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Split:
+    """One part of a task (its training or test data), streamed in batches.
+
+    ``source`` is a pair ``(inputs, labels)`` of tensors or arrays, a ``Dataset`` of such
+    pairs, or a ``DataLoader`` that yields batches of them. ``where`` names the split in
+    error messages.
+    """
+
+    def __init__(self, source: Any, where: str) -> None:
+        self.where = where
+        if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+            source = source.tensors
+        self.corrupt: set[str] = set()
+        self._fingerprint: str | None = None
+        self._memory: Batch | None = None
+        self._loader: DataLoader | Dataset | None = None
+        if type(source) is DataLoader and source.collate_fn is default_collate:
+            source = copy.copy(source)
+            source.collate_fn = collate  # joins alike, and counts what cannot be read
+            object.__setattr__(source, "dataset", guarded(source.dataset))  # no loader lets it
+        if isinstance(source, DataLoader | Dataset):
+            self._loader = source
+        elif isinstance(source, tuple | list) and len(source) == 2:
+            inputs = as_tensor(source[0], f"{where} inputs").detach()
+            labels = as_tensor(source[1], f"{where} labels").detach()
+            if not inputs.ndim or not labels.ndim or len(inputs) != len(labels):
+                raise InputError(
+                    f"{where}: inputs of shape {tuple(inputs.shape)} and labels of shape "
+                    f"{tuple(labels.shape)}; they must pair up one to one."
+                )
+            self._memory = (inputs, labels)
+            for batch in self._slices(1 << 16):
+                check_batch(*batch, where)
+            if len(inputs) < 2:
+                raise InputError(
+                    f"{where}: {len(inputs)} sample(s) came; at least 2 are needed. "
+                    "Check the filter that selected this split."
+                )
+        else:
+            raise InputError(
+                f"{where}: expected (inputs, labels), a Dataset or a DataLoader, "
+                f"got {type(source).__name__}."
+            )
+
+    def _slices(self, size: int) -> Iterator[Batch]:
+        assert self._memory is not None
+        inputs, labels = self._memory
+        for start in range(0, max(len(inputs), 1), size):
+            yield inputs[start : start + size], labels[start : start + size]
+
+    def batches(self, size: int = 4096) -> Iterator[Batch]:
+        """Yield ``(inputs, labels)`` batches; a ``DataLoader`` keeps its own batch size."""
+        if self._memory is not None:
+            yield from self._slices(size)
+            return
+        loader = self._loader
+        if isinstance(loader, Dataset):
+            loader = DataLoader(guarded(loader), batch_size=size, collate_fn=collate)
+        assert loader is not None
+        seen = 0
+        for batch in self.checked(loader):
+            if batch is not None:
+                seen += len(batch[0])
+                yield batch
+        if seen < 2:
+            raise InputError(
+                f"{self.where}: {seen} sample(s) came; at least 2 are needed. "
+                "Check the filter that selected this split."
+            )
+
+    def dataset(self) -> tuple[Dataset, dict[str, Any]]:
+        """Return the samples one by one, and what a loader of them needs (workers, collation).
+
+        Raises:
+            InputError: for data that can only be read from front to back.
+        """
+        if self._memory is not None:
+            return TensorDataset(*self._memory), {"collate_fn": collate}
+        source = self._loader
+        options: dict[str, Any] = {"collate_fn": collate}
+        if isinstance(source, DataLoader):
+            options = {
+                "collate_fn": source.collate_fn,
+                "num_workers": source.num_workers,
+                "worker_init_fn": source.worker_init_fn,
+            }
+            source = self._sampled(source)
+        if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+            raise InputError(
+                f"{self.where}: training draws samples in an order of its own, so it needs a "
+                "Dataset with __len__ and __getitem__, not one that only iterates."
+            )
+        assert source is not None
+        return guarded(source) if options["collate_fn"] is collate else source, options
+
+    def _sampled(self, loader: DataLoader) -> Dataset:
+        """The rows that a loader's sampler draws from; training draws them in its own order."""
+        sampler, data = loader.sampler, loader.dataset
+        plain = type(loader.batch_sampler) in (BatchSampler, type(None))
+        if plain and type(sampler) is SubsetRandomSampler:
+            return Subset(data, sorted(set(sampler.indices)))
+        once = type(sampler) is RandomSampler and not sampler.replacement
+        if plain and (type(sampler) is SequentialSampler or once or not hasattr(data, "__len__")):
+            return data
+        kind = type(sampler if plain else loader.batch_sampler).__name__
+        raise InputError(
+            f"{self.where}: training draws samples in an order of its own and cannot follow a "
+            f"{kind}. Give a DataLoader of Subset(dataset, rows) with the rows it may draw."
+        )
+
+    def checked(self, batches: Iterable[Any]) -> Iterator[Batch | None]:
+        """Check what a loader yields, batch by batch; skip and count unreadable samples.
+
+        None stands for a batch of which nothing could be read.
+        """
+        for batch in batches:
+            if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], list):
+                batch, bad = batch
+                self._skip(bad)
+                if batch is None:
+                    yield None
+                    continue
+            if not (isinstance(batch, tuple | list) and len(batch) == 2):
+                raise InputError(
+                    f"{self.where}: each item must be a pair (inputs, labels), "
+                    f"got {type(batch).__name__}. Wrap the dataset so that it yields pairs."
+                )
+            inputs = as_tensor(batch[0], f"{self.where} inputs").detach()
+            labels = as_tensor(batch[1], f"{self.where} labels").detach()
+            check_batch(inputs, labels, self.where)
+            yield inputs, labels
+
+    def _skip(self, bad: list[Corrupt]) -> None:
+        if not {item.name for item in bad} - self.corrupt:
+            return
+        self.corrupt |= {item.name for item in bad}
+        drawn = self._loader.sampler if isinstance(self._loader, DataLoader) else self._loader
+        total = len(drawn)  # type: ignore[arg-type]
+        if len(self.corrupt) > max(1, MOST_CORRUPT * total):
+            raise InputError(
+                f"{self.where}: {len(self.corrupt)} of {total} samples cannot be read, the last "
+                f"{bad[-1].name} ({bad[-1].reason}); at most {MOST_CORRUPT:.0%}, or one, are "
+                "skipped. Check the files, or fetch them again."
+            )
+        warnings.warn(
+            f"{self.where}: skipped {bad[-1].name} ({bad[-1].reason}); {len(self.corrupt)} of "
+            f"{total} samples so far.",
+            stacklevel=4,
+        )
+
+    def first(self, count: int) -> Tensor:
+        """Return the first few inputs that can be read."""
+        parts, seen = [], 0
+        for inputs, _ in self.batches(count):
+            parts.append(inputs)
+            seen += len(inputs)
+            if seen >= count:
+                break
+        return torch.cat(parts)[:count]
+
+    def tensors(self) -> Batch:
+        """Return the whole split in memory as ``(inputs, labels)``."""
+        if self._memory is not None:
+            return self._memory
+        parts = list(self.batches())
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+    @property
+    def source(self) -> Any:
+        """The ``Dataset`` behind the split; None for tensors and arrays."""
+        found = self._loader.dataset if isinstance(self._loader, DataLoader) else self._loader
+        return found.data if isinstance(found, Guarded) else found
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the data was given as tensors or arrays, in a fixed order."""
+        return self._memory is not None
+
+    def row_hashes(self) -> Iterator[int]:
+        """Yield a 128-bit hash of each input row, for overlap checks; labels are left out."""
+        for inputs, _ in self.batches():
+            yield from hash_rows(inputs)
+
+    def identity(self) -> str:
+        """What tells this data from other data: its fingerprint, or its size where that is dear.
+
+        Of a ``Subset`` also which rows.
+        """
+        source = self.source
+        if self.in_memory or hasattr(source, "fingerprint"):
+            return self.fingerprint()
+        if isinstance(source, Subset):
+            rows = torch.tensor(sorted(source.indices))
+            return f"{self.where} {len(rows)} {next(hash_rows(rows[None])):032x}"
+        return f"{self.where} {len(source)}" if hasattr(source, "__len__") else self.where
+
+    def fingerprint(self) -> str:
+        """Return an order-independent hash of inputs and labels together.
+
+        A ``Dataset`` with a ``fingerprint`` of its own is asked for that instead, since
+        reading every sample of a large one takes long.
+        """
+        own = getattr(self.source, "fingerprint", None)
+        if callable(own):
+            return own()
+        if self._fingerprint is not None:
+            return self._fingerprint
+        total, count = 0, 0
+        for inputs, labels in self.batches():
+            flat = inputs.detach().cpu().to(torch.float64).flatten(1)
+            targets = labels.detach().cpu().to(torch.float64).reshape(len(labels), -1)
+            for value in hash_rows(torch.cat([flat, targets], dim=1)):
+                total, count = total + value, count + 1
+        found = f"{total % (1 << 128):032x}-{count}"
+        if self._memory is not None:
+            self._fingerprint = found
+        return found

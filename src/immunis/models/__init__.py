@@ -1,0 +1,1 @@
+"""A model cut into extractor and head, its stages, its weights."""

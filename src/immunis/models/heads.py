@@ -1,0 +1,66 @@
+"""The primary head: fitted, checked, and made to compensate a change of features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from immunis.core.errors import InputError
+from immunis.data.task import Task
+from immunis.theory.gram import Gram
+from immunis.theory.spectrum import eigh, relative_cutoff
+
+
+def invertible(matrix: Tensor) -> bool:
+    """Whether a square matrix has no singular value that is numerically zero."""
+    sigma = torch.linalg.svdvals(matrix)
+    return float(sigma[-1]) > float(sigma[0]) * relative_cutoff(len(matrix))
+
+
+def _linear(weights: Tensor, bias: Tensor) -> nn.Linear:
+    head = nn.Linear(weights.shape[0], weights.shape[1], dtype=torch.float64)
+    with torch.no_grad():
+        head.weight.copy_(weights.T)
+        head.bias.copy_(bias)
+    return head.requires_grad_(False).eval()
+
+
+def least_squares_head(features: Gram) -> nn.Linear:
+    """The primary head that minimises squared error on the original features."""
+    weights = _pseudo_inverse(features) @ features.cross_scatter
+    return _linear(weights, features.target_mean - features.mean @ weights)
+
+
+def checked_head(head: nn.Linear, theta: Tensor, primary: Task) -> nn.Linear:
+    """A given head in float64, refused where it does not fit the extractor or the task."""
+    wanted = (primary.outputs, len(theta))
+    if not isinstance(head, nn.Linear) or tuple(head.weight.shape) != wanted:
+        raise InputError(
+            f"head must be an nn.Linear that reads {wanted[1]} features and gives {wanted[0]} "
+            f"outputs, as {primary.name} has; got {head}."
+        )
+    weights = head.weight.detach().to("cpu", torch.float64).T
+    bias = weights.new_zeros(wanted[0]) if head.bias is None else head.bias.detach()
+    if not bool(torch.isfinite(weights).all() and torch.isfinite(bias).all()):
+        raise InputError("head holds NaN or infinite weights.")
+    return _linear(weights, bias.to("cpu", torch.float64))
+
+
+def _pseudo_inverse(features: Gram) -> Tensor:
+    values, vectors = eigh(features.scatter)
+    keep = values > values[0] * relative_cutoff(features.dimension, features.epsilon)
+    return vectors[:, keep] / values[keep] @ vectors[:, keep].T
+
+
+def compensated_head(head: nn.Linear, change: Tensor, features: Gram) -> tuple[nn.Linear, bool]:
+    """The head on ``zT`` that predicts what ``head`` predicts on z; exact if T is invertible.
+
+    For a singular T it is the least-squares fit of the old predictions to the new features.
+    """
+    weights, bias = head.weight.T, head.bias
+    if invertible(change):
+        return _linear(torch.linalg.solve(change, weights), bias), True
+    new = features.transform(change)
+    fitted = _pseudo_inverse(new) @ (change.T @ features.scatter @ weights)
+    shift = features.mean @ weights - new.mean @ fitted
+    return _linear(fitted, bias + shift), False

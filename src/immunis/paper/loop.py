@@ -1,0 +1,183 @@
+"""The paper's training loop as its released code runs it, and the two baselines that share it.
+
+Mini-batches of paired rows, Adam, and a dummy layer that multiplies the regularizers' gradients
+by an inverse Gram matrix. Three things differ from Algorithm 1 as the paper states it, and they
+are kept here on purpose (the corrected version is ``methods/condition.py``):
+
+* the inverse is applied on the printed side, to the outputs of θ instead of its inputs;
+* a batch has fewer rows than features, so σ_min in R_ill is the noise floor 10⁻⁶ and drops out:
+  ``R_ill = 2D/‖S‖²_F``, which falls as the *norm* of the harmful features grows;
+* k in R_ill is D, not the rank.
+
+A batch of b rows has a Hessian of rank b, so every gradient follows from the b×b matrix ``ZZᵀ``
+and no D×D decomposition, solve or inverse is made: that is why a sweep over MNIST is affordable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_type_hints
+
+import torch
+from torch import Tensor
+
+from immunis.core.errors import InputError, NumericalError
+from immunis.core.settings import check
+from immunis.methods.base import require
+from immunis.theory.spectrum import eigh
+
+Objective = Literal["algorithm_1", "r_ill", "opt_kappa", "opt_log_kappa"]
+Loss = Literal["squared", "logistic"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run of the loop.
+
+    Attributes:
+        objective: Algorithm 1's three terms, λ_H·R_ill alone, ``κ(H_P) − κ(H_H)``, or the same of
+            log κ, which is what the released function for κ returns.
+        step: Adam's step size η.
+        lambda_primary: λ_P, weight of R_well.
+        lambda_harmful: λ_H, weight of R_ill.
+        ridge_primary: added to the primary batch's Gram before it is inverted.
+        ridge_harmful: likewise, harmful.
+        loss: of the primary task.
+        batch: rows of a mini-batch; the last, incomplete one of an epoch is dropped.
+    """
+
+    objective: Objective = "algorithm_1"
+    step: float = 0.005
+    lambda_primary: float = 100.0
+    lambda_harmful: float = 1e7
+    ridge_primary: float = 1.0
+    ridge_harmful: float = 1.0
+    loss: Loss = "squared"
+    batch: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the types and ranges."""
+        check(vars(self), get_type_hints(Settings), "the released loop")
+        for name in ("step", "ridge_primary", "ridge_harmful"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"{name}={value}: need a positive number")
+        for name in ("lambda_primary", "lambda_harmful"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name}={value}: need a number of at least 0")
+        require(self.batch >= 2, f"batch={self.batch}: need at least 2 rows")
+
+
+def well_pull(z: Tensor) -> Tensor:
+    """``∂R_well(ZᵀZ)/∂Z = (2σ₁aaᵀ − (2/D)·ZZᵀ)·Z``, a the leading eigenvector of ZZᵀ (n×n)."""
+    small = z @ z.T
+    values, vectors = eigh(small)
+    top = vectors[:, 0]
+    return (2 * values[0] * torch.outer(top, top) - 2 / z.shape[1] * small).to(z) @ z
+
+
+def ill_pull(z: Tensor) -> Tensor:
+    """``∂R_ill(ZᵀZ)/∂Z`` with σ_min = 0 and k = D: ``−(2/D)·R_ill²·ZZᵀZ``, R_ill = 2D/‖ZZᵀ‖²."""
+    small = z @ z.T
+    value = 2 * z.shape[1] / small.double().square().sum()
+    return ((-2 / z.shape[1] * value**2) * small.double()).to(z) @ z
+
+
+def kappa_pull(z: Tensor) -> Tensor:
+    """``∂κ(ZᵀZ)/∂Z = 2(a₁a₁ᵀ/σ_n − (σ₁/σ_n²)·a_n a_nᵀ)·Z`` over the batch's n non-zero σ."""
+    values, vectors = eigh(z @ z.T)
+    top, low = vectors[:, 0], vectors[:, -1]
+    floor = values[-1].clamp(min=float(values[0]) * torch.finfo(z.dtype).eps)
+    pull = torch.outer(top, top) / floor - values[0] / floor**2 * torch.outer(low, low)
+    return (2 * pull).to(z) @ z
+
+
+def log_kappa_pull(z: Tensor) -> Tensor:
+    """``∂ log κ(ZᵀZ)/∂Z = 2aaᵀZ/σ₁`` with κ as released: σ_min is the floor and does not move."""
+    values, vectors = eigh(z @ z.T)
+    top = vectors[:, 0]
+    return (2 / values[0] * torch.outer(top, top)).to(z) @ z
+
+
+def printed_inverse(pull: Tensor, x: Tensor, ridge: float) -> Tensor:
+    """``(XᵀX + λI)⁻¹`` on the outputs of each row of ``pull``, by a b×b solve.
+
+    ``(G − G·Xᵀ(XXᵀ + λI)⁻¹X)/λ``: the weight's gradient ``Gᵀ X`` multiplied from the left.
+    """
+    small = x @ x.T
+    small.diagonal().add_(ridge)
+    return (pull - torch.linalg.solve(small, x @ pull.T).T @ x) / ridge
+
+
+def run(
+    theta: Tensor,
+    primary: tuple[Tensor, Tensor],
+    harmful: Tensor,
+    settings: Settings,
+    marks: tuple[int, ...],
+    seed: int = 0,
+) -> Iterator[tuple[int, Tensor]]:
+    """Train θ and yield ``(epoch, θ)`` in float64 at each epoch in ``marks``.
+
+    Args:
+        theta: θ₀ (D×D); features are ``xᵀθ``. The loop runs in its dtype.
+        primary: inputs (n×D) and targets (n) of the primary task; 0 and 1 for the logistic loss.
+        harmful: inputs (n×D), paired row by row with the primary ones.
+        settings: what to descend on, and how.
+        marks: epochs to yield at, rising; the loop ends after the last.
+        seed: decides the head's first weights and the order of rows.
+
+    Raises:
+        InputError: if the rows do not pair up or do not fill one batch.
+        NumericalError: if θ leaves the finite numbers.
+    """
+    x_p, y_p = primary[0].to(theta), primary[1].to(theta)
+    x_h, n = harmful.to(theta), len(primary[0])
+    if len(x_h) != n or len(y_p) != n or n < settings.batch:
+        raise InputError(
+            f"{n} primary rows, {len(y_p)} targets and {len(x_h)} harmful rows: the loop pairs "
+            f"them one to one and needs at least one batch of {settings.batch}."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    weight = theta.T.contiguous().clone()  # out×in, as a linear layer holds it
+    omega = torch.randn(len(theta), generator=generator, dtype=torch.float64).to(theta)
+    optimizer = torch.optim.Adam([weight, omega], lr=settings.step, fused=True)
+    for epoch in range(1, marks[-1] + 1):
+        order = torch.randperm(n, generator=generator)
+        for start in range(0, n - settings.batch + 1, settings.batch):
+            rows = order[start : start + settings.batch]
+            _step(weight, omega, x_p[rows], y_p[rows], x_h[rows], settings)
+            optimizer.step()
+        if epoch in marks:
+            if not bool(torch.isfinite(weight).all()):
+                raise NumericalError(f"θ is not finite after {epoch} epochs; lower the step size.")
+            yield epoch, weight.T.double().clone()  # the loop goes on changing its own
+
+
+def _step(
+    weight: Tensor, omega: Tensor, x_p: Tensor, y_p: Tensor, x_h: Tensor, settings: Settings
+) -> None:
+    """Put the gradients of one batch where the optimizer looks for them."""
+    z_h = x_h @ weight.T
+    omega.grad = None
+    if settings.objective == "r_ill":
+        left = settings.lambda_harmful * printed_inverse(ill_pull(z_h), x_h, settings.ridge_harmful)
+        weight.grad = left.T @ x_h
+        return
+    z_p = x_p @ weight.T
+    if settings.objective in ("opt_kappa", "opt_log_kappa"):
+        pull = kappa_pull if settings.objective == "opt_kappa" else log_kappa_pull
+        left_p, left_h = pull(z_p), -pull(z_h)
+    else:
+        outputs = z_p @ omega
+        if settings.loss == "squared":
+            residual = 2 * (outputs - y_p) / len(y_p)
+        else:
+            residual = (torch.sigmoid(outputs) - y_p) / len(y_p)
+        omega.grad = z_p.T @ residual
+        well, ill = settings.lambda_primary * well_pull(z_p), ill_pull(z_h)
+        left_p = printed_inverse(well, x_p, settings.ridge_primary)
+        left_p += torch.outer(residual, omega)
+        left_h = settings.lambda_harmful * printed_inverse(ill, x_h, settings.ridge_harmful)
+    weight.grad = torch.cat([left_p, left_h]).T @ torch.cat([x_p, x_h])

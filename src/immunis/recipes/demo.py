@@ -1,0 +1,141 @@
+"""The first run: every method on the bundled digits, probed by two attackers."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from immunis.core.errors import RankWarning
+from immunis.core.jobs import one_thread
+from immunis.core.records import Record
+from immunis.data.sources import Tasks, digits
+from immunis.methods.immunize import immunize
+from immunis.theory.descent import line_search
+from immunis.theory.gram import gram
+from immunis.theory.measure import data_figures, measure, spectrum_figures
+from immunis.theory.metrics import (
+    as_extractor,
+    norm_ratio_curve,
+    relative_immunization_ratio,
+    score,
+)
+from immunis.theory.rho import rho_of_gram
+from immunis.theory.ridge import ridge_probe
+
+STEPS = (10, 100, 1000)
+CURVE = tuple(sorted({0, *(round(10 ** (i / 12)) for i in range(37))}))  # 0, 1, 2, ... 1000
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "R_ill only": ("r_ill", {}),
+    "IMMA": ("imma", {}),
+    "Opt κ": ("opt_kappa", {}),
+    "Alg. 1": ("condition", {"search": True}),
+    "Alg. 1, certified": ("condition", {"certified": True}),
+    "frontier": ("frontier", {}),
+    "erase ε=0.001": ("erase", {"strength": 1e-3}),
+    "erase ε=0": ("erase", {"strength": 0.0}),
+}
+
+
+def probe(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
+    """What two attackers with their own data reach on the harmful task: test accuracy."""
+    extract = as_extractor(model)
+    moments = gram(tasks.attacker, extract)
+
+    def accuracy(weights: Tensor, bias: Tensor | float = 0.0) -> float:
+        return score(lambda inputs: extract(inputs) @ weights + bias, tasks.attacker)
+
+    path = itertools.islice(line_search(moments.matrix(), moments.cross()), max(STEPS) + 1)
+    return {
+        "gradient_descent": {
+            str(step): accuracy(w) for step, w in enumerate(path) if step in STEPS
+        },
+        "ridge": accuracy(*ridge_probe(moments)),
+    }
+
+
+def figures(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
+    """Spectra, RIR, norm-ratio curves and probes of one extractor."""
+    ratio = relative_immunization_ratio(model, tasks.primary, tasks.harmful)
+    extract = as_extractor(model)
+    return {
+        "rir": {"harmful": ratio.harmful, "primary": ratio.primary, "value": ratio.value},
+        "spectra": {name: spectrum_figures(pair[1]) for name, pair in ratio.spectra.items()},
+        "rho": {
+            "defender": rho_of_gram(gram(tasks.harmful, extract)),
+            "attacker": rho_of_gram(gram(tasks.attacker, extract)),
+        },
+        "norm_ratio": {
+            "steps": CURVE,
+            "primary": norm_ratio_curve(gram(tasks.primary, extract), CURVE[-1])[list(CURVE)],
+            "harmful": norm_ratio_curve(gram(tasks.attacker, extract), CURVE[-1])[list(CURVE)],
+        },
+        "harmful_accuracy": probe(model, tasks),
+    }
+
+
+@one_thread()
+def demo(
+    seed: int = 0, progress: Callable[[str, float], None] = lambda what, share: None
+) -> Record:
+    """Measure, immunize with every method, probe; return one record of it all.
+
+    ``progress`` is called with what is being done and the share of the whole that is done.
+    """
+    start = time.perf_counter()
+    tasks = digits(seed=seed)
+    identity = torch.eye(64, dtype=torch.float64)
+    rows: dict[str, Mapping[str, Any]] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)  # ranks are in the record and the table
+        progress("measure", 0.0)
+        measured = measure(tasks.primary, tasks.harmful)
+        original = immunize(identity, tasks.primary, tasks.harmful, "erase", strength=1.0)
+        rows["no defence"] = {
+            **figures(identity, tasks),
+            "primary_accuracy": original.record.figures["primary_score"]["before"],
+            "seconds": 0.0,
+            "settings": {},
+        }
+        for index, (label, (method, settings)) in enumerate(RUNS.items()):
+
+            def share(part: float, index: int = index, label: str = label) -> None:
+                progress(label, (index + part) / len(RUNS))
+
+            share(0.0)
+            result = immunize(
+                identity,
+                tasks.primary,
+                tasks.harmful,
+                method,
+                seed=seed,
+                progress=share,
+                **settings,
+            )
+            rows[label] = {
+                **figures(result.model, tasks),
+                "primary_accuracy": result.record.figures["primary_score"]["after"],
+                "exact_head": result.exact,
+                "seconds": result.record.seconds,
+                "settings": result.record.settings,
+            }
+    progress("done", 1.0)
+    return Record(
+        kind="demo",
+        name="digits 0-4 (primary) against digits 5-9 (harmful)",
+        figures={
+            "ceiling": measured.ceiling,
+            "ridge_ceiling": measured.ridge_ceiling,
+            "free_directions": measured.free_directions,
+            "methods": rows,
+        },
+        settings={"steps": list(STEPS)},
+        data=data_figures(primary=tasks.primary, harmful=tasks.harmful, attacker=tasks.attacker),
+        seed=seed,
+        seconds=time.perf_counter() - start,
+    )

@@ -1,0 +1,1 @@
+"""Records as tables, text, figures, cards and released folders."""

@@ -1,0 +1,206 @@
+"""Charts of a card as SVG: no scripts, so that they print; colours and marks are the style sheet's.
+
+A chart is drawn in 480 units, which a phone shows at three quarters of their size. A series is
+told apart by its mark and dash as well as by its colour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from immunis.core.controls import CONTROL
+from immunis.report.format import number, percent
+
+SERIES = 7  # colours and marks of the style sheet, before they begin again
+WIDTH, HEIGHT = 480, 250
+LEFT, RIGHT, TOP, BOTTOM = 58, 470, 10, 206
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where values lie between two ends: ``share`` and ``order`` are linear, ``log`` is not."""
+
+    low: float
+    high: float
+    ends: tuple[float, float]
+    kind: str = "share"
+
+    def __call__(self, value: float) -> float:
+        """Place of a value, kept within the axis."""
+        low, high, at = self.low, self.high, value
+        if self.kind == "log":
+            low, high, at = math.log10(low), math.log10(high), math.log10(max(value, 1e-300))
+        share = min(max((at - low) / (high - low), 0.0), 1.0)
+        return round(self.ends[0] + share * (self.ends[1] - self.ends[0]), 1)
+
+    def ticks(self) -> list[float]:
+        """A few round values; none where only the order of things counts."""
+        if self.kind == "order":
+            return []
+        if self.kind == "share":
+            usual = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)
+            reach = self.high - self.low
+            step = next((s for s in usual if reach <= 6 * s), reach / 5)
+            first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+            return [round(i * step, 6) for i in range(first, last + 1)]
+        low, high = math.log10(self.low), math.log10(self.high)
+        step = max(1, math.ceil((high - low) / 5))
+        steps = (1, 2, 5) if high - low < 2 else (1,)
+        powers = range(math.floor(low), math.ceil(high) + 1, step)
+        found = [m * 10.0**i for i in powers for m in steps]
+        kept = [tick for tick in found if self.low * 0.999 <= tick <= self.high * 1.001]
+        if len(kept) > 1:
+            return kept
+        return [self.low, (self.low * self.high) ** 0.5, self.high]
+
+
+def axis(values: Iterable[float], ends: tuple[float, float], kind: str) -> Axis:
+    """An axis that holds some values; one of shares starts no higher than 0."""
+    known = [v for v in values if math.isfinite(v) and (v > 0 or kind != "log")]
+    if kind == "share":
+        return Axis(max(min([*known, 0.0]), -0.5), max([*known, 0.1]) * 1.02, ends)
+    low, high = min(known, default=1.0), max(known, default=10.0)
+    return Axis(low, max(high, 2 * low), ends, kind)
+
+
+def style(name: str, names: Sequence[str]) -> str:
+    """Class of a series: its number among the models, or the control's own."""
+    return "su" if name == CONTROL else f"s{list(names).index(name) % SERIES}"
+
+
+def legend(shown: Sequence[str], names: Sequence[str], broken: Collection[str] = ()) -> Markup:
+    """Some of the names beside their marks; models that lost their own task are called broken."""
+    items = [
+        Markup('<li><svg viewBox="0 0 30 12" aria-hidden="true">{}{}</svg>{}</li>').format(
+            Markup('<path class="line {}" d="M1 6H29"/>').format(style(name, names)),
+            _mark(style(name, names), 15, 6),
+            f"{name} (broken)" if name in broken else name,
+        )
+        for name in shown
+    ]
+    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(items))
+
+
+def _mark(kind: str, x: float, y: float, title: str = "") -> Markup:
+    text = Markup("<title>{}</title>").format(title) if title else ""
+    return Markup('<use href="#m{}" x="{}" y="{}" class="{}">{}</use>').format(
+        kind[1:], x, y, kind, text
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle") -> Markup:
+    return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(x, y, anchor, text)
+
+
+def _svg(parts: Sequence[Markup], label: str, height: float = HEIGHT) -> Markup:
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
+    ).format(WIDTH, height, label, Markup("").join(parts))
+
+
+def _frame(x: Axis, y: Axis, labels: tuple[str, str]) -> list[Markup]:
+    """Grid, ticks and the names of both axes."""
+    parts = []
+    for tick in x.ticks():
+        parts.append(Markup('<path class="grid" d="M{} {}V{}"/>').format(x(tick), TOP, BOTTOM))
+        anchor = "end" if x(tick) > RIGHT - 12 else "middle"
+        parts.append(_text(x(tick), BOTTOM + 16, _short(tick), anchor))
+    for tick in y.ticks():
+        parts.append(Markup('<path class="grid" d="M{} {}H{}"/>').format(LEFT, y(tick), RIGHT))
+        said = f"{100 * tick:.0f}%" if y.kind == "share" else _short(tick)
+        parts.append(_text(LEFT - 6, y(tick) + 4, said, "end"))
+    parts.append(_text((LEFT + RIGHT) / 2, BOTTOM + 35, labels[0]))
+    parts.append(
+        Markup('<text transform="translate(11 {}) rotate(-90)" text-anchor="middle">{}</text>')
+        .format((TOP + BOTTOM) / 2, labels[1])
+    )  # fmt: skip
+    return parts
+
+
+def _short(value: float) -> str:
+    """A tick.
+
+    >>> _short(100.0), _short(1e6), _short(2e-12)
+    ('100', '10⁶', '2·10⁻¹²')
+    """
+    exponent = math.floor(math.log10(value) + 1e-9)
+    first = round(value / 10.0**exponent)
+    if 1e-2 <= value < 1e4 or not math.isclose(value, first * 10.0**exponent):
+        return number(value)
+    raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{first}·10{raised}" if first > 1 else f"10{raised}"
+
+
+def lines(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    label: str,
+    axes: tuple[str, str],
+    *,
+    names: Sequence[str],
+    kinds: tuple[str, str] = ("log", "share"),
+    stairs: bool = False,
+    marks: Iterable[str] = (),
+    level: float | None = None,
+) -> Markup:
+    """Series as lines (or ``stairs``, or bare dots for those in ``marks``); ``level`` is dashed."""
+    series = {name: [p for p in of if all(map(math.isfinite, p))] for name, of in series.items()}
+    places = [p for points in series.values() for p in points]
+    x = axis((p[0] for p in places), (LEFT, RIGHT), kinds[0])
+    heights = [*(p[1] for p in places), *([] if level is None else [level])]
+    y = axis(heights, (BOTTOM, TOP), kinds[1])
+    parts = _frame(x, y, axes)
+    if level is not None:
+        parts.append(Markup('<path class="level" d="M{} {}H{}"/>').format(LEFT, y(level), RIGHT))
+    for name, points in series.items():
+        kind = style(name, names)
+        if name not in marks and points:
+            path = f"M{x(points[0][0])} {y(points[0][1])}"
+            for a, b in points[1:]:
+                path += f"H{x(a)}V{y(b)}" if stairs else f"L{x(a)} {y(b)}"
+            path += f"H{RIGHT}" if stairs else ""
+            parts.append(Markup('<path class="line {}" d="{}"/>').format(kind, path))
+        if name in marks:
+            parts += [
+                Markup('<circle class="dot {}" cx="{}" cy="{}" r="2.5"/>').format(kind, x(a), y(b))
+                for a, b in points
+            ]
+        elif stairs:
+            parts += [
+                _mark(kind, x(a), y(b), f"{name}: {percent(b)}% at {number(float(a))}")
+                for a, b in points
+            ]
+        elif points:
+            parts += [_mark(kind, x(a), y(b)) for a, b in (points[0], points[-1])]
+    return _svg(parts, label)
+
+
+def dots(
+    scores: Mapping[str, Mapping[str, float]], names: Sequence[str], chance: float, label: str
+) -> Markup:
+    """One row an attack, one mark a model."""
+    height = 22 * len(scores) + 34
+    left = 14 + min(8.6 * max(map(len, scores), default=0), 200)  # a phone's letters are larger
+    bottom = height - 24
+    x = axis(
+        [*(v for row in scores.values() for v in row.values()), chance], (left, RIGHT), "share"
+    )
+    parts = []
+    for tick in x.ticks():
+        parts.append(Markup('<path class="grid" d="M{} 4V{}"/>').format(x(tick), bottom))
+        anchor = "end" if x(tick) > RIGHT - 12 else "middle"
+        parts.append(_text(x(tick), height - 8, f"{100 * tick:.0f}%", anchor))
+    parts.append(Markup('<path class="level" d="M{} 4V{}"/>').format(x(chance), bottom))
+    for row, (attack, by_model) in enumerate(scores.items()):
+        y = 15 + 22 * row
+        parts.append(_text(left - 8, y + 4, attack, "end"))
+        parts.append(Markup('<path class="grid" d="M{} {}H{}"/>').format(left, y, RIGHT))
+        parts += [
+            _mark(style(name, names), x(value), y, f"{attack} on {name}: {percent(value)}%")
+            for name, value in by_model.items()
+            if math.isfinite(value)
+        ]
+    return _svg(parts, label, height)

@@ -1,0 +1,1 @@
+"""The paper's mathematics and what goes beyond it: pure functions of tensors."""

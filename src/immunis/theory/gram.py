@@ -1,0 +1,277 @@
+"""Second moments of features and labels, streamed in float64.
+
+The Hessian of ℓ2 linear probing is the feature Gram matrix ``K = ZᵀZ`` (paper, eq. 6).
+Everything else in the linear theory (ρ, least-squares heads, concept erasure) needs only
+``ZᵀY``, ``YᵀY`` and the means beside it, so one pass over the data collects them all in
+O(D²) memory, whatever the number of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from immunis.core.errors import InputError, NumericalError
+from immunis.data.checks import EPS64, as_tensor, epsilon_of
+from immunis.data.split import Split
+from immunis.data.task import Task
+from immunis.theory.scale import answer, real, unit
+
+CHUNK_BYTES = 1 << 25
+LARGEST_FEATURE = 1e140  # beyond this (or below its inverse) squares and their ratios leave float64
+
+
+@dataclass
+class Gram:
+    """Moments of ``n`` samples of features ``z`` (D) and targets ``y`` (C), in float64.
+
+    Held as means and centred scatter matrices, which merge without cancellation
+    (Chan, Golub and LeVeque 1983): ``S = Σ (z−μ)(z−μ)ᵀ``, and likewise for ``zyᵀ``, ``yyᵀ``.
+    """
+
+    samples: int
+    mean: Tensor
+    scatter: Tensor
+    target_mean: Tensor
+    cross_scatter: Tensor
+    target_scatter: Tensor
+    epsilon: float = EPS64
+
+    @property
+    def dimension(self) -> int:
+        """Number of features D."""
+        return self.scatter.shape[0]
+
+    def matrix(self, *, center: bool = False, bias: bool = False) -> Tensor:
+        """Return ``K = Σ zzᵀ`` (D×D), about the mean if ``center``, with a ones column if ``bias``.
+
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
+        >>> gram_of(x).matrix().tolist()
+        [[2.0, 2.0], [2.0, 4.0]]
+        """
+        if center and bias:
+            raise InputError(
+                "center=True and bias=True exclude each other: a centred bias column is zero."
+            )
+        if center:
+            return self.scatter.clone()
+        raw = torch.outer(self.mean, self.mean).mul_(self.samples).add_(self.scatter)
+        sizes = raw.diagonal()
+        if not bool(torch.isfinite(sizes).all()) or (self.mean.any() and not sizes.any()):
+            raise NumericalError(
+                f"means of {float(self.mean.abs().max()):.3g} have squares that leave float64's "
+                "range; rescale the features, or the map that made them."
+            )
+        if not bias:
+            return raw
+        sums = self.samples * self.mean[:, None]
+        corner = torch.full((1, 1), float(self.samples), dtype=raw.dtype)
+        return torch.cat([torch.cat([raw, sums], 1), torch.cat([sums.T, corner], 1)], 0)
+
+    def cross(self, *, center: bool = False) -> Tensor:
+        """Return ``B = Σ zyᵀ`` (D×C), about the means if ``center``."""
+        if center:
+            return self.cross_scatter.clone()
+        return self.cross_scatter + self.samples * torch.outer(self.mean, self.target_mean)
+
+    def add(self, features: Tensor, targets: Tensor | None = None) -> None:
+        """Take in a block of features (n×D) and targets (n×C), in place.
+
+        Needs memory for the block only: nothing of size D² is made beside what is held.
+
+        Raises:
+            InputError: if the block is not a finite real matrix whose squares fit float64.
+        """
+        z, y, epsilon = _block(features, targets)
+        if (z.shape[1], y.shape[1]) != tuple(self.cross_scatter.shape):
+            raise InputError(
+                f"a block of {z.shape[1]} features and {y.shape[1]} targets came to moments of "
+                f"{self.dimension} and {len(self.target_mean)}."
+            )
+        self._take(z, y, epsilon)
+
+    def _take(self, z: Tensor, y: Tensor, epsilon: float) -> None:
+        (z, mean), (y, target_mean) = _centred(z), _centred(y)
+        self.scatter.addmm_(z.T, z)
+        self.cross_scatter.addmm_(z.T, y)
+        self.target_scatter.addmm_(y.T, y)
+        self.epsilon = max(self.epsilon, epsilon)
+        self._join(len(z), mean, target_mean)
+
+    def merge(self, other: Gram) -> Gram:
+        """Return the moments of both sample sets together."""
+        if self.scatter.shape != other.scatter.shape or (
+            self.target_scatter.shape != other.target_scatter.shape
+        ):
+            raise InputError(
+                f"cannot merge Grams of {self.dimension} and {other.dimension} features, "
+                f"{len(self.target_mean)} and {len(other.target_mean)} targets."
+            )
+        total = Gram(
+            self.samples,
+            self.mean.clone(),
+            self.scatter + other.scatter,
+            self.target_mean.clone(),
+            self.cross_scatter + other.cross_scatter,
+            self.target_scatter + other.target_scatter,
+            max(self.epsilon, other.epsilon),
+        )
+        total._join(other.samples, other.mean, other.target_mean)
+        return total
+
+    def _join(self, samples: int, mean: Tensor, target_mean: Tensor) -> None:
+        """Account for the distance between the means of two sets whose scatters were added."""
+        total = self.samples + samples
+        weight, share = self.samples * samples / total, samples / total
+        delta, target_delta = mean - self.mean, target_mean - self.target_mean
+        self.scatter.addr_(delta, delta, alpha=weight)
+        self.cross_scatter.addr_(delta, target_delta, alpha=weight)
+        self.target_scatter.addr_(target_delta, target_delta, alpha=weight)
+        self.mean += share * delta
+        self.target_mean += share * target_delta
+        self.samples = total
+
+    def transform(self, linear: Tensor) -> Gram:
+        """Return the moments of ``zᵀ·linear`` for a matrix ``linear`` (D×E).
+
+        Raises:
+            InputError: if ``linear`` is not a finite real matrix of D rows.
+            NumericalError: if the moments leave float64's range.
+        """
+        linear = real(linear)
+        if linear.shape[0] != self.dimension:
+            raise InputError(
+                f"a map of shape {tuple(linear.shape)} came to {self.dimension} features."
+            )
+        (t, e), (scatter, f), (cross, g) = map(unit, (linear, self.scatter, self.cross_scatter))
+        mean, h = unit(self.mean)
+        moments = (
+            (t.T @ mean, e + h),
+            (symmetric(t.T @ scatter @ t), 2 * e + f),
+            (t.T @ cross, e + g),
+        )
+        what = "a moment of the transformed features"
+        new = [answer(values, power, torch.float64, what) for values, power in moments]
+        return Gram(
+            self.samples,
+            new[0],
+            new[1],
+            self.target_mean,
+            new[2],
+            self.target_scatter,
+            self.epsilon,
+        )
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """Return ``(A + Aᵀ)/2``: products such as θᵀKθ are symmetric up to rounding only."""
+    return (matrix + matrix.mT) / 2
+
+
+def _block(features: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor, float]:
+    """Features and targets in float64, refused where their squares would not fit; precision."""
+    features = as_tensor(features, "features")
+    if features.ndim != 2 or not features.numel():
+        raise InputError(
+            f"features have shape {tuple(features.shape)}; expected (samples, features) with at "
+            "least one of each. Flatten images, or pass them through an extractor."
+        )
+    if targets is None:
+        targets = features.new_zeros(len(features), 0)
+    targets = as_tensor(targets, "targets")
+    if targets.ndim != 2 or len(targets) != len(features):
+        raise InputError(
+            f"targets have shape {tuple(targets.shape)}; expected ({len(features)}, outputs), one "
+            "row for each sample."
+        )
+    z, y = (values.detach().to("cpu", torch.float64) for values in (features, targets))
+    check_squares(z, "features")
+    check_squares(y, "targets")
+    return z, y, epsilon_of(features.dtype)
+
+
+def check_squares(values: Tensor, what: str) -> None:
+    """Refuse values whose squares, and the ratios of those, would leave float64's range."""
+    peak = float(values.abs().max()) if values.numel() else 0.0
+    if not peak <= LARGEST_FEATURE or 0 < peak < 1 / LARGEST_FEATURE:  # NaN fails the first
+        raise InputError(
+            f"{what} reach {peak:.3g} in size; between {1 / LARGEST_FEATURE:.0e} and "
+            f"{LARGEST_FEATURE:.0e} their squares fit float64. Drop NaN and infinite values, and "
+            f"rescale the {what}."
+        )
+
+
+def _centred(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values about their mean, and the mean; a constant column becomes exactly zero.
+
+    The first row is taken off before the mean is formed: the mean of equal numbers rounds.
+    """
+    first = values[0]
+    moved = values - first
+    mean = moved.mean(0)
+    return moved.sub_(mean), first + mean
+
+
+def _zeros(dimension: int, outputs: int) -> Gram:
+    """Moments of no samples yet."""
+
+    def zeros(*size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.float64)
+
+    d, c = dimension, outputs
+    return Gram(0, zeros(d), zeros(d, d), zeros(c), zeros(d, c), zeros(c, c))
+
+
+def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
+    """Return the moments of one block of features (n×D) and optional targets (n×C).
+
+    Raises:
+        InputError: if the features are not a finite real matrix whose squares fit float64.
+    """
+    z, y, epsilon = _block(features, targets)
+    total = _zeros(z.shape[1], y.shape[1])
+    total._take(z, y, epsilon)
+    return total
+
+
+def gram(source: Any, extractor: Callable[[Tensor], Tensor] | None = None) -> Gram:
+    """Stream a task's training data, or any other data, into its moments.
+
+    Args:
+        source: a ``Task`` (its labels are encoded and collected too), features as a tensor or
+            array, or a ``Dataset`` or ``DataLoader`` of ``(inputs, labels)``.
+        extractor: applied to each batch of inputs first; identity if left out.
+
+    The memory needed is O(D²) plus one chunk of about 32 MB; N may be in the millions.
+
+    Raises:
+        InputError: on NaN, infinities, no samples, or inputs that are not (samples, features).
+    """
+    task = source if isinstance(source, Task) else None
+    if task is not None:
+        split = task.train
+    elif isinstance(source, Tensor | np.ndarray):
+        if not source.ndim:
+            raise InputError("a single number came; expected features (samples, features).")
+        split = Split((source, torch.zeros(len(source))), "features")
+    else:
+        split = source if isinstance(source, Split) else Split(source, "data")
+    first, _ = next(split.batches(1))
+    size = max(256, CHUNK_BYTES // (8 * max(1, first[0].numel())))
+    total: Gram | None = None
+    for inputs, labels in split.batches(size):
+        features = inputs if extractor is None else extractor(inputs)
+        targets = None if task is None else task.targets(labels)
+        if total is None:
+            total = gram_of(features, targets)
+        else:
+            total.add(features, targets)
+    assert total is not None  # a Split never streams fewer than two samples
+    if task is not None:
+        total.epsilon = max(total.epsilon, task.epsilon)
+    return total

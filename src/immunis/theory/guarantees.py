@@ -1,0 +1,332 @@
+"""What can be promised: certified steps, the ceiling RIR*, and the frontier that reaches it.
+
+Steps. Under a pure R_well or R_ill step the eigenvalues of H(θ) move in closed form, so the
+exact set of step sizes that lowers (or raises) κ follows from three eigenvalues. The
+intervals printed in the paper's theorem 4.3 are neither sufficient nor necessary.
+
+Ceiling. Let ``M = K_P^{-1/2} K_H K_P^{-1/2}`` on the range of K_P. Every invertible θ obeys
+``κ_H(θ) ≤ κ(M)·κ_P(θ)``: with ``A = K_P^{1/2}θ`` the two Hessians are ``AᵀA`` and ``AᵀMA``.
+``θ = K_P^{-1/2}·U·diag(a)``, U the eigenvectors of M and a rising with its eigenvalues,
+attains it, so the largest relative immunization ratio is ``RIR* = κ(M)·κ(K_P)/κ(K_H)``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from immunis.core.errors import InputError
+from immunis.data.checks import as_tensor
+from immunis.theory.gram import Gram
+from immunis.theory.regularizers import ill_gap, tied
+from immunis.theory.scale import answer, carry, unit
+from immunis.theory.spectrum import Spectrum, eigh, quiet_spectrum
+
+Steps = tuple[tuple[float, float], ...]
+SPAN = 1e-100  # smallest share of the largest eigenvalue whose powers fit float64
+
+
+def _sorted_positive(eigenvalues: Tensor) -> tuple[Tensor, int]:
+    """Eigenvalues at unit scale, largest first, and the exponent of the power of two taken out."""
+    sigma = as_tensor(eigenvalues, "eigenvalues").detach().to("cpu", torch.float64).reshape(-1)
+    sigma = sigma.sort(descending=True).values
+    if not len(sigma) or not bool((sigma > 0).all()) or not bool(torch.isfinite(sigma).all()):
+        raise InputError(
+            "steps are certified from the non-zero eigenvalues of H(θ): all must be positive and "
+            "finite. Drop the zero ones first (Spectrum.rank says how many remain)."
+        )
+    scaled, exponent = unit(sigma)
+    if not float(scaled[-1]) >= SPAN:
+        raise InputError(
+            f"eigenvalues from {float(sigma[0]):.3g} down to {float(sigma[-1]):.3g} came; the "
+            f"smallest must be at least {SPAN:.0e} of the largest. Drop those that are zero."
+        )
+    return scaled, exponent
+
+
+def _checked_dimension(dimension: int, sigma: Tensor) -> int:
+    if not dimension >= len(sigma):
+        raise InputError(f"{len(sigma)} eigenvalues came for {dimension} dimensions.")
+    return dimension
+
+
+def _size(step: float, exponent: int) -> float:
+    """A step size times a power of two; 0 and ∞ stay what they are."""
+    if step == 0 or math.isinf(step):
+        return step
+    size = torch.tensor(step, dtype=torch.float64)
+    return float(answer(size, exponent, torch.float64, "a step size"))
+
+
+def _moved(sigma: Tensor, step: float, slope: Tensor, exponent: int, power: int) -> Tensor:
+    """``σ(1 − 2η·slope·σ)²`` for a step η that scales with σ to some power, at its own scale."""
+    if not math.isfinite(step):
+        raise InputError(f"a step size must be finite, got {step}.")
+    eta = carry(torch.tensor(step, dtype=torch.float64), -power * exponent)
+    after = sigma * (1 - 2 * eta * slope * sigma) ** 2
+    return answer(after, exponent, torch.float64, "an eigenvalue after the step")
+
+
+def eigenvalues_after_well_step(eigenvalues: Tensor, step: float, dimension: int) -> Tensor:
+    """Eigenvalues of H after ``θ ← θ(I − 2η·∇_H R_well)``, in the order they came (largest first).
+
+    ``σ₁' = σ₁(1 − 2η(1/m − 1/D)σ₁)²`` for the m-fold largest, ``σᵢ' = σᵢ(1 + 2ησᵢ/D)²`` below.
+    """
+    sigma, exponent = _sorted_positive(eigenvalues)
+    top = tied(sigma, 0)
+    slope = top.to(sigma) / int(top.sum()) - 1 / _checked_dimension(dimension, sigma)
+    return _moved(sigma, step, slope, exponent, -1)
+
+
+def eigenvalues_after_ill_step(eigenvalues: Tensor, step: float) -> Tensor:
+    """Eigenvalues of H after ``θ ← θ(I − 2η·∇_H R_ill)``, in the order they came.
+
+    With ``r = η/(‖H‖²_F/2k − σ_k²/2)²``: ``σᵢ' = σᵢ(1 + 2rσᵢ/k)²`` above the m-fold smallest,
+    and ``σ_k' = σ_k(1 − 2r(1/m − 1/k)σ_k)²``.
+    """
+    sigma, exponent = _sorted_positive(eigenvalues)
+    low, k = tied(sigma, -1), len(sigma)
+    gap = 1.0 if bool(low.all()) else ill_gap(sigma)  # no slope where all agree
+    slope = (low.to(sigma) / int(low.sum()) - 1 / k) / gap**2
+    return _moved(sigma, step, slope, exponent, 3)
+
+
+def well_steps(eigenvalues: Tensor, dimension: int) -> Steps:
+    """Return the exact set of step sizes η > 0 for which an R_well step lowers κ.
+
+    A union of at most two open intervals, possibly empty (κ = 1 already). Only σ₁, the next
+    smaller eigenvalue σ₂ and the smallest σ_k enter: with ``f₁ = √σ₁|1−2aσ₁η|`` and
+    ``fᵢ = √σᵢ(1+2σᵢη/D)``, κ falls exactly when f₁ and f₂ stay below ``√κ·min(f₁, f_k)``.
+    """
+    sigma, exponent = _sorted_positive(eigenvalues)
+    _checked_dimension(dimension, sigma)
+    top = tied(sigma, 0)
+    m = int(top.sum())
+    if m == len(sigma):
+        return ()
+    s1, s2, sk = (math.sqrt(v) for v in (float(sigma[0]), float(sigma[m]), float(sigma[-1])))
+    a, b, r = 1 / m - 1 / dimension, 1 / dimension, s1 / sk
+    end = _positive_ratio(1, a * s1**2 - b * sk**2)  # f₁ < r·f_k
+    end = min(end, _positive_ratio(s1 - s2, 2 * b * (s2**3 - s1 * sk**2)))  # f₂ < r·f_k
+    first = (r * s1 - s2) / (2 * (b * s2**3 + a * r * s1**3))  # f₂ < r·f₁, f₁ falling
+    again = _positive_ratio(s2 + r * s1, 2 * (a * r * s1**3 - b * s2**3))  # and rising
+    parts = ((0.0, min(first, end)), (again, end))
+    ends = ((low, high) for low, high in parts if low < high)
+    return tuple((_size(low, -exponent), _size(high, -exponent)) for low, high in ends)
+
+
+def ill_steps(eigenvalues: Tensor) -> Steps:
+    """Return the exact set of step sizes η > 0 for which an R_ill step raises κ.
+
+    Open intervals, with ∞ as a possible end; empty if all eigenvalues agree. The one step that
+    sends σ_k to zero, losing a rank, separates two intervals and is in neither.
+    """
+    sigma, exponent = _sorted_positive(eigenvalues)
+    low, k = tied(sigma, -1), len(sigma)
+    m = int(low.sum())
+    if m == k:
+        return ()
+    s1, sj, sk = (
+        math.sqrt(v) for v in (float(sigma[0]), float(sigma[k - m - 1]), float(sigma[-1]))
+    )
+    a, b = 1 / m - 1 / k, 1 / k
+    zero = 1 / (2 * a * sk**2)  # σ_k' = 0
+    first = _positive_ratio(1, a * sk**2 - b * s1**2)  # f₁/f_k > √κ
+    second = min(
+        _positive_ratio(sj - sk, 2 * b * (sk * s1**2 - sj**3)),  # f₁/f_j > √κ
+        _positive_ratio(sk**2 + s1 * sj, 2 * (a * sk**4 - b * s1 * sj**3)),  # f_k/f_j > √κ
+    )
+    ends = [(0.0, first)] if second > first else [(0.0, math.inf)]
+    if first < second < math.inf:
+        ends.append((second, math.inf))
+    scale = float(ill_gap(sigma)) ** 2
+    parts = []
+    for start, stop in ends:
+        cuts = [start, zero, stop] if start < zero < stop else [start, stop]
+        parts += list(itertools.pairwise(cuts))
+    power = 3 * exponent
+    return tuple((_size(start * scale, power), _size(stop * scale, power)) for start, stop in parts)
+
+
+def _positive_ratio(numerator: float, denominator: float) -> float:
+    """``numerator/denominator`` where the denominator is positive, else ∞ (never reached)."""
+    return numerator / denominator if denominator > 0 else math.inf
+
+
+def certified_well_step(eigenvalues: Tensor, dimension: int) -> float:
+    """Return the step size at which an R_well step lowers κ the most; 0 if none does.
+
+    κ falls until σ₁ meets the next eigenvalue: ``η = (√σ₁−√σ₂)/(2(aσ₁^{3/2} + σ₂^{3/2}/D))``
+    with ``a = 1/m − 1/D``. Repeating it merges one more eigenvalue each time and reaches
+    κ = 1 after at most k−1 steps.
+    """
+    sigma, exponent = _sorted_positive(eigenvalues)
+    _checked_dimension(dimension, sigma)
+    top = tied(sigma, 0)
+    m = int(top.sum())
+    if m == len(sigma):
+        return 0.0
+    s1, s2 = math.sqrt(float(sigma[0])), math.sqrt(float(sigma[m]))
+    step = (s1 - s2) / (2 * ((1 / m - 1 / dimension) * s1**3 + s2**3 / dimension))
+    return _size(step, -exponent)
+
+
+def certified_well_factors(eigenvalues: Tensor, dimension: int, steps: int) -> Tensor:
+    """Return what ``steps`` certified R_well steps multiply each eigendirection of θ by.
+
+    H(θ) keeps its eigenvectors under R_well steps, so a whole run of them is one scaling per
+    direction: factor ``1 − 2η·slope·σ`` a step. Each step merges the next eigenvalue into the
+    largest; after k−1 steps all agree and θ has whitened the task.
+
+    Args:
+        eigenvalues: the k non-zero eigenvalues of H(θ), largest first.
+        dimension: D.
+        steps: number of steps; those beyond k−1 change nothing.
+    """
+    sigma, _ = _sorted_positive(eigenvalues)
+    factors = torch.ones_like(sigma)
+    for _ in range(steps):
+        step = certified_well_step(sigma, dimension)
+        if step == 0:
+            break
+        m = int(tied(sigma, 0).sum())
+        after = eigenvalues_after_well_step(sigma, step, dimension)
+        after[: m + 1] = after[m]  # they meet; rounding must not tell them apart again
+        factors *= (after / sigma).sqrt()
+        sigma = after
+    return factors
+
+
+def certified_ill_step(eigenvalues: Tensor, fraction: float = 0.5) -> float:
+    """Return a step size at which an R_ill step surely raises κ; 0 if none does.
+
+    κ rises without bound as η nears the step that sends σ_k to zero; ``fraction`` of the way
+    there leaves ``σ_k' = (1−fraction)²·σ_k``.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"fraction must lie strictly between 0 and 1, got {fraction}.")
+    steps = ill_steps(eigenvalues)
+    if not steps:
+        return 0.0
+    sigma, exponent = _sorted_positive(eigenvalues)
+    m, k = int(tied(sigma, -1).sum()), len(sigma)
+    zero = float(ill_gap(sigma)) ** 2 / (2 * (1 / m - 1 / k) * float(sigma[-1]))
+    return _size(fraction * zero, 3 * exponent)
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """The harmful Gram in coordinates where the primary one is the identity.
+
+    Attributes:
+        values: eigenvalues μ of ``M = K_P^{-1/2} K_H K_P^{-1/2}``, largest first (k_P of them).
+        rank: how many of them are not zero, known from the ranks of the Grams.
+        basis: ``K_P^{-1/2}·U`` (D×k_P): columns that make H_P the identity and H_H diagonal.
+        null: orthonormal basis of the directions in which K_P vanishes (D×(D−k_P)).
+        free: number of *free directions*, where K_H lives and K_P does not.
+    """
+
+    values: Tensor
+    rank: int
+    basis: Tensor
+    null: Tensor
+    free: int
+
+    @property
+    def condition_number(self) -> float:
+        """κ(M) over its non-zero eigenvalues."""
+        return float(self.values[0] / self.values[self.rank - 1])
+
+
+def whiten(primary: Spectrum, harmful: Spectrum) -> Whitened:
+    """Solve the generalized eigenproblem ``K_H v = μ K_P v`` on the range of K_P.
+
+    With ``K_H = LLᵀ`` the μ are squared singular values of ``K_P^{-1/2}L``, which keeps small
+    ones exact where forming M would drown them in rounding amplified by κ(K_P).
+    """
+    if primary.matrix is None or harmful.matrix is None or primary.dimension != harmful.dimension:
+        raise InputError(
+            f"primary Gram ({primary.dimension} features) and harmful Gram "
+            f"({harmful.dimension} features) must have the same features."
+        )
+    if not primary.rank or not harmful.rank:
+        raise InputError("a Gram matrix is zero: every feature of that task is zero.")
+    (k_p, e), (k_h, f) = unit(primary.matrix), unit(harmful.matrix)
+    if e % 2:  # its root is taken
+        k_p, e = k_p / 2, e + 1
+    values, vectors = eigh(k_p)
+    used, null = vectors[:, : primary.rank], vectors[:, primary.rank :]
+    root = used * values[: primary.rank].rsqrt()
+    values_h, vectors_h = eigh(k_h)
+    factor = vectors_h[:, : harmful.rank] * values_h[: harmful.rank].sqrt()
+    u, s, _ = torch.linalg.svd(root.T @ factor, full_matrices=True)
+    mu = torch.zeros(primary.rank, dtype=torch.float64)
+    mu[: len(s)] = s**2
+    inside = torch.linalg.svdvals(used.T @ factor) ** 2
+    rank = int((inside > carry(torch.tensor(harmful.cutoff, dtype=torch.float64), -f)).sum())
+    for part in (mu[:1], mu[max(rank, 1) - 1 : rank]):
+        answer(part, f - e, torch.float64, "the ratio of the harmful to the primary features")
+    basis = answer(root @ u, -e // 2, torch.float64, "a whitening of the primary features")
+    return Whitened(carry(mu, f - e), rank, basis, null, harmful.free_directions(primary))
+
+
+def damped(gram: Gram, ridge: float) -> Spectrum:
+    """Spectrum of ``K + ridge·tr(K)/D·I``, or of K itself for ``ridge`` 0."""
+    if not 0 <= ridge < math.inf:
+        raise InputError(f"ridge must be a finite number of at least 0, got {ridge}.")
+    if not ridge:
+        return quiet_spectrum(gram)
+    matrix = gram.matrix()
+    matrix.diagonal().add_(ridge * matrix.diagonal().mean())
+    return Spectrum.of(matrix)
+
+
+def ceiling(primary: Gram, harmful: Gram, ridge: float = 0.0) -> float:
+    """Return ``RIR*``, the largest relative immunization ratio any linear θ can reach.
+
+    Infinite when there are free directions (they can be shrunk at no cost to the primary
+    task) and the harmful task has another direction to compare them with. With ``ridge`` > 0
+    each Gram gets ``ridge·tr(K)/D`` on its diagonal first, which makes every direction count
+    and the figure finite: it bounds the ratio of the κ(θᵀ(K+λI)θ), as an attacker meets them
+    who penalises the probe θw in input space. (A penalty on w itself has no such bound: scaling
+    θ up makes it vanish.)
+    """
+    k_p, k_h = damped(primary, ridge), damped(harmful, ridge)
+    whitened = whiten(k_p, k_h)
+    if whitened.free:
+        return math.inf if k_h.rank > 1 else k_p.condition_number
+    return whitened.condition_number * k_p.condition_number / k_h.condition_number
+
+
+def frontier(
+    primary: Spectrum, harmful: Spectrum, budget: float = 1.0, free_scale: float = 1.0
+) -> Tensor:
+    """Return θ on the Pareto frontier: ``κ_P = budget`` and ``κ_H = κ(M)·budget``.
+
+    ``θ = K_P^{-1/2}·U·diag(a)``, ``aᵢ² = (μᵢ/μ_min)^t`` with t such that the a² span the
+    budget. Directions in which K_P vanishes are filled with an orthonormal basis, scaled to
+    the typical column and by ``free_scale``, so that θ is invertible; with free directions
+    κ_H then also depends on that scale. For the frontier under a ridge, pass ``damped`` Grams.
+
+    Args:
+        primary: spectrum of K_P.
+        harmful: spectrum of K_H.
+        budget: the primary condition number to accept, at least 1.
+        free_scale: relative scale of the directions the primary task does not use.
+    """
+    if not 1 <= budget < math.inf:
+        raise InputError(f"budget must be a finite number of at least 1, got {budget}.")
+    if not 0 < free_scale < math.inf:
+        raise InputError(f"free_scale must be positive and finite, got {free_scale}.")
+    whitened = whiten(primary, harmful)
+    mu = whitened.values.clamp(min=float(whitened.values[max(whitened.rank, 1) - 1]))
+    span = math.log(float(mu[0] / mu[-1])) if float(mu[-1]) > 0 else 0.0
+    power = math.log(budget) / span if span > 0 else 0.0
+    columns = whitened.basis * (mu / mu[-1]) ** (power / 2) if span > 0 else whitened.basis
+    typical = columns.norm(dim=0).log().mean().exp()
+    theta = torch.cat([columns, free_scale * typical * whitened.null], dim=1)
+    return answer(theta, 0, torch.float64, "θ on the frontier")

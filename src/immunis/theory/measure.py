@@ -1,0 +1,198 @@
+"""Measure a task pair: two spectra, and how far the pair can be immunized at all."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from immunis.core.errors import InputError, RankWarning
+from immunis.core.records import Record
+from immunis.data.checks import EPS64
+from immunis.data.task import Task
+from immunis.theory.gram import Gram, gram
+from immunis.theory.guarantees import ceiling
+from immunis.theory.metrics import Extractor, as_extractor, check_pair
+from immunis.theory.rho import rho_of_gram
+from immunis.theory.spectrum import Spectrum, quiet_spectrum
+
+RIDGE = 1e-3
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How a primary and a harmful task look through an extractor, before any defence.
+
+    Attributes:
+        primary: spectrum of the primary features.
+        harmful: spectrum of the harmful features.
+        ceiling: RIR*, the largest RIR a further linear map can reach; ∞ with free directions.
+        ridge_ceiling: the same when both Grams are damped by 10⁻³ of their mean eigenvalue.
+        free_directions: dimensions the harmful task uses and the primary task does not.
+        rho: share of the harmful labels a ridge probe explains; None for constant labels.
+    """
+
+    primary: Spectrum
+    harmful: Spectrum
+    ceiling: float
+    ridge_ceiling: float
+    free_directions: int
+    rho: float | None
+    tasks: tuple[Task, Task]
+    seconds: float
+
+    @cached_property
+    def record(self) -> Record:
+        """The measurement as a record (hashes the data, which takes a pass over it)."""
+        return Record(
+            kind="measure",
+            name=f"{self.tasks[0].name} / {self.tasks[1].name}",
+            figures={
+                "primary": spectrum_figures(self.primary),
+                "harmful": spectrum_figures(self.harmful),
+                "ceiling": self.ceiling,
+                "ridge_ceiling": self.ridge_ceiling,
+                "free_directions": self.free_directions,
+                "rho": self.rho,
+            },
+            settings={"ridge": RIDGE},
+            data=data_figures(primary=self.tasks[0], harmful=self.tasks[1]),
+            seconds=self.seconds,
+        )
+
+
+def measure(primary: Task, harmful: Task, model: nn.Module | Tensor | None = None) -> Measurement:
+    """Measure two tasks through an extractor (the inputs themselves if none is given).
+
+    Warns with ``RankWarning`` where a spectrum is rank-deficient, saying which features
+    are zero, constant or duplicates of others.
+
+    Raises:
+        InputError: for data that cannot be measured; the message says why.
+    """
+    began = time.perf_counter()
+    return measured(paired_grams(primary, harmful, as_extractor(model)), (primary, harmful), began)
+
+
+def measured(grams: tuple[Gram, Gram], tasks: tuple[Task, Task], began: float) -> Measurement:
+    """Measure the moments of two tasks' features, on which work began at a time."""
+    gram_primary, gram_harmful = grams
+    for task, moments in zip(tasks, grams, strict=True):
+        check_moments(task.name, moments)
+        warn_if_deficient(task.name, moments)
+    varied = float(gram_harmful.target_scatter.trace()) > 0
+    spectra = quiet_spectrum(gram_primary), quiet_spectrum(gram_harmful)
+    return Measurement(
+        *spectra,
+        ceiling=ceiling(gram_primary, gram_harmful),
+        ridge_ceiling=ceiling(gram_primary, gram_harmful, RIDGE),
+        free_directions=spectra[1].free_directions(spectra[0]),
+        rho=rho_of_gram(gram_harmful) if varied else None,
+        tasks=tasks,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def paired_grams(
+    primary: Task, harmful: Task, extractor: Extractor | None = None
+) -> tuple[Gram, Gram]:
+    """Stream both tasks into moments, refusing pairs that cannot be compared."""
+    check_pair(primary, harmful)
+    grams = gram(primary, extractor), gram(harmful, extractor)
+    for task, moments in zip((primary, harmful), grams, strict=True):
+        check_moments(task.name, moments)
+    return grams
+
+
+def check_moments(name: str, moments: Gram) -> None:
+    """Refuse features that are all zero, of which there is no κ."""
+    if not bool(moments.matrix().any()):
+        raise InputError(f"{name}: every feature of every sample is zero.")
+
+
+def warn_if_deficient(name: str, moments: Gram) -> None:
+    """Warn when a Gram is rank-deficient, naming the columns that make it so."""
+    spectrum = quiet_spectrum(moments)
+    if spectrum.rank == spectrum.dimension:
+        return
+    causes = []
+    if moments.samples < moments.dimension:
+        causes.append(f"only {moments.samples} samples; use at least {moments.dimension}")
+    for what, columns in degenerate_columns(moments).items():
+        if columns:
+            listed = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
+            causes.append(f"{len(columns)} {what} feature(s) ({listed})")
+    warnings.warn(
+        f"{name}: rank {spectrum.rank} of {spectrum.dimension}: "
+        f"{'; '.join(causes) or 'some features are linear combinations of others'}. κ is over "
+        "the non-zero directions; drop redundant features to make it speak of all.",
+        RankWarning,
+        stacklevel=3,
+    )
+
+
+def degenerate_columns(moments: Gram) -> dict[str, list[int]]:
+    """Columns that are zero, constant (but not zero), or copies of an earlier column.
+
+    Equality is judged to rounding, on spreads and means apart: independent features with a
+    large common mean are neither constant nor copies.
+    """
+    spread, size = moments.scatter.diagonal(), moments.mean.abs()
+    zero = (spread == 0) & (size == 0)
+    constant = ~zero & (spread <= moments.samples * (4 * EPS64 * size) ** 2)
+    distance = spread[:, None] + spread[None, :] - 2 * moments.scatter
+    apart = (moments.mean[:, None] - moments.mean[None, :]).abs()
+    same = (distance <= 1e-12 * spread[:, None]) & (apart <= 1e-12 * size[:, None])
+    same &= ~(zero | constant)[:, None] & ~(zero | constant)[None, :]
+    copy = torch.tril(same, diagonal=-1).any(1)
+    masks = {"zero": zero, "constant": constant, "duplicate": copy}
+    return {name: mask.nonzero().flatten().tolist() for name, mask in masks.items()}
+
+
+def spectrum_figures(spectrum: Spectrum) -> dict[str, Any]:
+    """What a record keeps of a spectrum."""
+    return {
+        "condition_number": spectrum.condition_number,
+        "relative_error": spectrum.relative_error,
+        "rank": spectrum.rank,
+        "dimension": spectrum.dimension,
+        "samples": spectrum.samples,
+        "eigenvalues": spectrum.eigenvalues,
+    }
+
+
+def spectrum_outline(spectrum: Spectrum, most: int = 48) -> dict[str, Any]:
+    """The same in little: at most 48 of the non-zero eigenvalues, evenly spread in log-index.
+
+    ``index`` counts from 1; eigenvalues are kept to four digits, which a chart does not show.
+    """
+    rank = spectrum.rank
+    places = sorted({round(rank ** (i / (most - 1))) for i in range(most)} if rank else ())
+    return {
+        "condition_number": spectrum.condition_number if rank else math.nan,
+        "rank": rank,
+        "dimension": spectrum.dimension,
+        "samples": spectrum.samples,
+        "index": places,
+        "eigenvalues": [float(f"{float(spectrum.eigenvalues[i - 1]):.4g}") for i in places],
+    }
+
+
+def data_figures(**tasks: Task) -> dict[str, Any]:
+    """What a record keeps of the data, by role: name, kind, size and order-independent hashes."""
+    return {
+        role: {
+            "name": task.name,
+            "kind": task.kind,
+            "outputs": task.outputs,
+            "train": task.train.fingerprint(),
+            "test": None if task.test is None else task.test.fingerprint(),
+        }
+        for role, task in tasks.items()
+    }

@@ -1,0 +1,100 @@
+"""The paper's dummy layer: a linear layer whose weight gradient is preconditioned.
+
+Algorithm 1 multiplies the gradient of a regularizer by ``K⁻¹ = (XᵀX)⁻¹``. Doing so inside
+the backward pass lets any optimizer run it in one pass. The pseudo-code in the paper's
+appendix applies the inverse on the wrong side: with ``weight = θᵀ`` (out×in) the
+preconditioned gradient is ``grad_weight·K⁻¹``, not ``K⁻¹·grad_weight``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from immunis.core.errors import InputError, NumericalError
+from immunis.theory.scale import (
+    answer,
+    carry,
+    exponent_of,
+    unit,
+)
+
+
+class _Preconditioned(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, ridge: float
+    ) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.ridge, ctx.has_bias = ridge, bias is not None
+        return nn.functional.linear(inputs, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        inputs, weight = ctx.saved_tensors
+        grad_inputs = grad @ weight if ctx.needs_input_grad[0] else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            x = inputs.reshape(-1, inputs.shape[-1]).to(torch.float64)
+            g, f = unit(grad.reshape(-1, grad.shape[-1]))
+            # at the scale of XᵀX + ridge·I, whichever is larger
+            e = exponent_of(x.abs().max())
+            e = max(e, exponent_of(ctx.ridge) // 2) if ctx.ridge else e
+            x = carry(x, -e)
+            gram = x.T @ x
+            gram.diagonal().add_(carry(gram.new_tensor(ctx.ridge), -2 * e))
+            factor, failed = torch.linalg.cholesky_ex(gram)
+            if int(failed):
+                raise NumericalError(
+                    f"XᵀX + {ctx.ridge:g}·I is singular in this batch of {len(x)} samples and "
+                    f"{x.shape[1]} features; raise ridge or the batch size."
+                )
+            solved = torch.cholesky_solve(x.T @ g, factor).T
+            grad_weight = answer(solved, f - e, weight.dtype, "the preconditioned gradient")
+        grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.has_bias else None
+        return grad_inputs, grad_weight, grad_bias, None
+
+
+class PreconditionedLinear(nn.Linear):
+    """``nn.Linear`` whose backward pass right-multiplies ``grad_weight`` by ``(XᵀX + ridge·I)⁻¹``.
+
+    The forward pass, parameters and state-dict keys are those of ``nn.Linear``. Set
+    ``preconditioned = False`` for a pass whose gradient must stay plain (the supervised loss).
+    At any scale of the inputs the gradient's relative error is about ``ε·κ(XᵀX + ridge·I)``.
+
+    Args:
+        in_features: size of each input.
+        out_features: size of each output.
+        bias: whether to learn an additive bias; its gradient is never preconditioned.
+        ridge: damping of the inverse; the paper's released code uses 1 and 1e-7.
+        device: as for ``nn.Linear``.
+        dtype: as for ``nn.Linear``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        ridge: float = 1e-7,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        if not 0 <= ridge < math.inf:
+            raise InputError(f"ridge must be a finite number of at least 0, got {ridge}.")
+        self.ridge = ridge
+        self.preconditioned = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input·weightᵀ + bias``."""
+        if not self.preconditioned:
+            return super().forward(input)
+        return _Preconditioned.apply(input, self.weight, self.bias, self.ridge)

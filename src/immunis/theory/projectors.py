@@ -1,0 +1,126 @@
+"""Both ends of a spectrum by matrix products alone, for accelerators.
+
+A full decomposition is slow on an accelerator and slower to fetch from a CPU. Here σ₁, or the
+smallest eigenvalue that is not zero, comes with the projector on its eigenspace, ties
+averaged, from squarings, Cholesky factors and products. On a CPU ``eigh`` is faster.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from immunis.core.errors import InputError
+from immunis.theory.scale import carry, square, unit
+from immunis.theory.spectrum import relative_cutoff
+
+TURNS, SQUARINGS = 5, 4  # at most so many turns, of so many squarings each
+PURIFICATIONS = 8
+CLEAR = 10  # how far above the cut-off the smallest eigenvalue must lie
+
+
+class End(NamedTuple):
+    """The lower end: σ_k, the projector on its eigenspace over its dimension, and the rank k."""
+
+    smallest: Tensor
+    bottom: Tensor
+    rank: int
+
+
+def leading_projector(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """σ₁ and the projector on its eigenspace over its dimension.
+
+    For a positive semi-definite S: ``P ← P²/tr(P²)`` from ``P = S`` tends to ``u₁u₁ᵀ``, or its
+    average over ties. After j squarings an eigenvalue a share δ below the largest weighs
+    ``e^(−2ʲδ)``, so ``‖SP − σ₁P‖ ≤ D·σ₁/(e·2ʲ)`` whatever the gaps; squaring ends early where it
+    changes nothing any more.
+    """
+    s, exponent = unit(square(matrix))
+    size = s.diagonal().sum()
+    if not bool(size > 0):
+        raise InputError("the trace is not positive: the matrix is zero, or no Gram matrix.")
+    power = _squared(s / size)
+    return carry((s * power).sum(), exponent), power
+
+
+def _squared(power: Tensor, turns: int = TURNS) -> Tensor:
+    """Square a matrix of trace one until it stays, four times a turn.
+
+    Its largest eigenvalue is at least 1/D, and D⁻¹⁶ is far inside float64.
+    """
+    for _ in range(turns):
+        before = power
+        for _ in range(SQUARINGS):
+            power = power @ power
+        power = power / power.diagonal().sum()
+        if bool((power - before).abs().max() <= 1e-15):
+            break
+    return (power + power.mT) / 2
+
+
+def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None:
+    """The smallest eigenvalue above ``share·σ₁``; None where rounding would decide the rank.
+
+    Features that are always zero, or else the null space that ``null_projector`` finds, are lifted
+    above σ₁, and what is then smallest leads the inverse. It has to lie ten times above the
+    cut-off, which bounds its error as it does that of ``eigh``; else let ``eigh`` decide.
+    """
+    s, exponent = unit(square(matrix))
+    size = s.diagonal().sum()
+    if not bool(size > 0):
+        return None
+    s, share = s / size, relative_cutoff(len(s)) if share is None else share
+    largest = (s * _squared(s, 1)).sum()  # σ₁ to within a factor D^(1/17)
+    null = torch.diag((~s.any(1)).to(s))  # features that are always zero
+    found = _lowest(s, null, largest, CLEAR * share)
+    if found is None and (purified := null_projector(s, share * largest)) is not None:
+        found = _lowest(s, purified, largest, max(CLEAR * share, 20 * share ** (2 / 3)))
+    if found is None:
+        return None
+    smallest, bottom, rank = found
+    return End(carry(smallest * size, exponent), bottom, rank)
+
+
+def _lowest(
+    s: Tensor, null: Tensor, largest: Tensor, least: float
+) -> tuple[Tensor, Tensor, int] | None:
+    """Smallest eigenvalue outside a null space, its projector and the rank; None below the least.
+
+    A null space that is off by an angle c/σ_k lifts σ_k, too, by (c/σ_k)²·4σ₁. That is little where
+    σ_k³ ≫ 4c²σ₁; one given exactly (zero features) does no harm.
+    """
+    factor, failed = torch.linalg.cholesky_ex(s + 4 * largest * null)
+    if int(failed):
+        return None
+    inverse = torch.cholesky_inverse(factor)
+    bottom = _squared(inverse / inverse.diagonal().sum())
+    smallest = (s * bottom).sum()
+    if not bool(smallest > least * largest):
+        return None
+    return smallest, bottom, len(s) - round(float(null.diagonal().sum()))
+
+
+def null_projector(s: Tensor, cutoff: Tensor) -> Tensor | None:
+    """Projector on the eigenvalues below a cut-off, by purification; None where one is near it.
+
+    ``c(S + cI)⁻¹`` has the eigenvalues ``c/(c+λ)``: near 1 for λ ≪ c, near 0 for λ ≫ c, ½ at c.
+    ``N ← 3N² − 2N³`` (McWeeny 1960) drives them to 1 and 0.
+    """
+    factor, failed = torch.linalg.cholesky_ex(s + cutoff * torch.eye(len(s)).to(s))
+    if int(failed):
+        return None
+    start = found = cutoff * torch.cholesky_inverse(factor)
+    for _ in range(PURIFICATIONS):
+        square = found @ found
+        found = 3 * square - 2 * square @ found
+    found = (found + found.mT) / 2
+    unclear = torch.stack(
+        [
+            (found @ found - found).norm() * 1e6,  # no projector: an eigenvalue near the cut-off
+            (found @ s @ found).norm() / cutoff * 2,  # what is below is not far below
+            (start - start @ found).norm(),  # what is above is not far above, or is negative
+        ]
+    )
+    return found if bool((unclear < 1).all()) else None

@@ -1,0 +1,276 @@
+"""R_well, R_ill and κ: values, exact gradients, and losses that autograd can use.
+
+Each regularizer is one differentiable function (its backward pass is the closed form, never
+a derivative of eigenvectors) and one function that returns that closed form by itself. They
+compute in float64 and answer in the dtype of their input. For a linear extractor apply them
+to ``linear_hessian(θ, K)``, for a batch of features to ``feature_hessian(Z)``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from immunis.core.distributed import summed_with_gradient, world
+from immunis.core.errors import InputError, NumericalError
+from immunis.theory.gram import symmetric
+from immunis.theory.projectors import End, leading_projector, trailing_projector
+from immunis.theory.scale import answer, real, unit
+from immunis.theory.spectrum import eigh, relative_cutoff
+
+
+def linear_hessian(theta: Tensor, gram: Tensor) -> Tensor:
+    """Return ``H(θ) = θᵀKθ``, the Hessian of ℓ2 probing on ``xᵀθ`` (paper, eq. 6)."""
+    theta, gram = real(theta), real(gram)
+    hessian = symmetric(theta.mT @ gram @ theta)
+    _check_product(hessian, theta.mT, gram, theta)
+    return hessian
+
+
+def feature_hessian(features: Tensor, *, across: bool = False) -> Tensor:
+    """Return ``H = ZᵀZ`` of a feature batch (n×D) in float64 (paper, eq. 13).
+
+    With ``across`` the batch is what all processes of a distributed run hold together.
+    """
+    features = real(features).to(torch.float64)
+    hessian = symmetric(features.mT @ features)
+    if not across or world() == 1:  # processes must not part ways: what reads the sum refuses it
+        _check_product(hessian, features.mT, features)
+    return summed_with_gradient(hessian) if across else hessian
+
+
+def hessian_to_theta(theta: Tensor, gram: Tensor, gradient: Tensor) -> Tensor:
+    """Chain rule ``∇_θ R(θᵀKθ) = 2Kθ·∇_H R`` for a symmetric ``∇_H R`` (paper, theorem 4.2)."""
+    theta, gram, gradient = real(theta), real(gram), real(gradient)
+    found = 2 * gram @ theta @ gradient
+    _check_product(found, gram, theta, gradient)
+    return found
+
+
+def _check_product(product: Tensor, *factors: Tensor) -> None:
+    """Refuse a product of these factors that float64 (or its dtype) cannot hold."""
+    limits, size = torch.finfo(product.dtype), float(product.detach().abs().max())
+    if size <= limits.max and size * limits.eps >= limits.tiny:
+        return
+    units = [unit(factor)[0] for factor in factors]
+    if size <= limits.max and not bool(functools.reduce(torch.matmul, units).any()):
+        return  # zero, and rightly so
+    raise NumericalError(
+        f"a product of matrices reaches {size:.3g}; {product.dtype} holds {limits.tiny:.0e} to "
+        f"{limits.max:.0e}. Rescale the features or θ; in training, lower the step size."
+    )
+
+
+def _singular(
+    matrix: Tensor, rank: int | None = None, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compact SVD ``U, σ, V`` of the non-zero part, largest first, in float64.
+
+    ``rank`` is the number of non-zero singular values where theory knows it; otherwise the
+    cut-off of ``spectrum`` decides, for a matrix that was held in ``dtype``.
+    """
+    s = matrix.to("cpu")
+    if rank is not None and not 0 <= rank <= min(s.shape):
+        raise InputError(f"rank={rank} of a matrix of shape {tuple(s.shape)}.")
+    if s.shape[0] == s.shape[1] and torch.equal(s, s.T):
+        values, vectors = eigh(s)
+        order = values.abs().argsort(descending=True)
+        sigma, v = values[order].abs(), vectors[:, order]
+        u = v * values[order].sign()
+    else:
+        u, sigma, vh = torch.linalg.svd(s, full_matrices=False)
+        v = vh.T
+    if rank is None:
+        cutoff = relative_cutoff(max(s.shape), dtype=dtype)
+        rank = int((sigma > sigma[0] * cutoff).sum())
+    return u[:, :rank], sigma[:rank], v[:, :rank]
+
+
+def tied(sigma: Tensor, at: int) -> Tensor:
+    """Mask of the singular values (largest first) that rounding cannot tell from ``sigma[at]``."""
+    return (sigma - sigma[at]).abs() <= 10 * relative_cutoff(len(sigma)) * sigma[0]
+
+
+def _extreme(u: Tensor, sigma: Tensor, v: Tensor, at: int) -> Tensor:
+    """``σ·u vᵀ`` at one end of the spectrum, averaged over ties.
+
+    The average does not depend on the basis chosen inside a tied subspace, and is an
+    element of the Clarke subdifferential, so gradients are defined at repeated values.
+    """
+    ties = tied(sigma, at)
+    return (u[:, ties] * sigma[ties]) @ v[:, ties].T / int(ties.sum())
+
+
+# The same three from projectors, without leaving the accelerator.
+
+
+def _well_of(matrix: Tensor, largest: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    s, p = matrix.detach().to(torch.float64), len(matrix)
+    value = (largest**2 - s.square().sum() / p) / 2
+    return value.to(matrix), (largest * top - s / p).to(matrix)
+
+
+def _ill_of(matrix: Tensor, smallest: Tensor, bottom: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    size = matrix.detach().to(torch.float64).diagonal().sum()
+    s, low = matrix.detach().to(torch.float64) / size, smallest / size
+    gap = (s.square().sum() / k - low**2) / 2
+    if float(gap) < 10 * relative_cutoff(k) * float(low**2):
+        return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
+    gradient = (low * bottom - s / k) / gap**2 / size**3
+    return (1 / gap / size**2).to(matrix), gradient.to(matrix)
+
+
+def _lower(matrix: Tensor, rank: int | None, dtype: torch.dtype) -> End | None:
+    """The lower end on an accelerator; None where ``eigh`` has to find it."""
+    if not matrix.is_cuda:
+        return None
+    end = trailing_projector(matrix, relative_cutoff(len(matrix), dtype=dtype))
+    return end if end is not None and rank in (None, end.rank) else None
+
+
+def _kappa_of(
+    matrix: Tensor, largest: Tensor, top: Tensor, smallest: Tensor, bottom: Tensor
+) -> tuple[Tensor, Tensor]:
+    ratio = largest / smallest
+    return ratio.to(matrix), ((top - ratio * bottom) / smallest).to(matrix)
+
+
+class _ClosedForm(torch.autograd.Function):
+    """A value whose gradient is known: forward hands on the value, backward the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return value.to(source)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad * ctx.saved_tensors[0], None, None
+
+
+def closed_form(source: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    """A value of ``source`` whose derivative autograd takes from ``gradient`` as it is."""
+    return _ClosedForm.apply(source, value, gradient)
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+def _homogeneous(
+    formula: Callable[[Tensor, torch.dtype], Pair], matrix: Tensor, degree: int, what: str
+) -> Pair:
+    """Value and gradient of a formula that is homogeneous of some degree, at unit scale.
+
+    An infinite value (R_ill at κ = 1) is handed on as it is.
+    """
+    s, exponent = unit(matrix)
+    value, gradient = formula(s, matrix.dtype)
+    powers = degree * exponent, (degree - 1) * exponent
+    if not bool(torch.isinf(value)):
+        value = answer(value, powers[0], matrix.dtype, what)
+    gradient = answer(gradient, powers[1], matrix.dtype, f"the gradient of {what}")
+    return value.to(matrix), gradient.to(matrix)
+
+
+def _well(matrix: Tensor) -> Pair:
+    def formula(s: Tensor, dtype: torch.dtype) -> Pair:
+        if not bool(s.any()):
+            return s.new_zeros(()), torch.zeros_like(s)
+        if s.is_cuda:
+            return _well_of(s, *leading_projector(s))
+        p = min(s.shape)
+        u, sigma, v = _singular(s, p)  # rank plays no part
+        gaps = (sigma[0] - sigma) * (sigma[0] + sigma)  # sums of these do not cancel
+        return gaps.mean() / 2, _extreme(u, sigma, v, 0) - s.to("cpu") / p
+
+    return _homogeneous(formula, matrix, 2, "R_well")
+
+
+def r_well(matrix: Tensor) -> Tensor:
+    """``R_well(S) = ½‖S‖₂² − ‖S‖²_F/2p``, p the smaller side (Nenov et al. 2024; paper, eq. 3).
+
+    Non-negative, zero only for S = 0 or a full-rank S with κ = 1; minimising it lowers κ.
+
+    >>> float(r_well(torch.diag(torch.tensor([2.0, 1.0]))))
+    0.75
+    """
+    matrix = real(matrix)
+    return closed_form(matrix, *_well(matrix))
+
+
+def r_well_gradient(matrix: Tensor) -> Tensor:
+    """``∇_S R_well = σ₁u₁v₁ᵀ − S/p`` (paper, theorem A.1(3)); zero at ``S = 0``."""
+    return _well(real(matrix))[1]
+
+
+def _ill(matrix: Tensor, rank: int | None) -> Pair:
+    def formula(s: Tensor, dtype: torch.dtype) -> Pair:
+        if (end := _lower(s, rank, dtype)) is not None:
+            return _ill_of(s, *end)
+        u, sigma, v = _singular(s, rank, dtype)
+        if not len(sigma) or bool(tied(sigma, -1).all()):
+            return s.new_full((), float("inf")), torch.zeros_like(s)
+        gap = ill_gap(sigma)
+        return 1 / gap, (_extreme(u, sigma, v, -1) - s.to("cpu") / len(sigma)) / gap**2
+
+    return _homogeneous(formula, matrix, -2, "R_ill")
+
+
+def ill_gap(sigma: Tensor) -> Tensor:
+    """``‖S‖²_F/2k − σ_k²/2`` of non-zero singular values, summed without cancellation."""
+    return ((sigma - sigma[-1]) * (sigma + sigma[-1])).mean() / 2
+
+
+def r_ill(matrix: Tensor, rank: int | None = None) -> Tensor:
+    """``R_ill(S) = 1/(‖S‖²_F/2k − σ_k²/2)``, with k the rank (paper, eq. 8).
+
+    Pass ``rank`` where theory knows it (θᵀKθ has the rank of K); otherwise it is numerical.
+    Non-negative; minimising it raises κ. Infinite, with gradient zero, where all non-zero
+    singular values agree: a stationary point, since the averaged subgradient vanishes there.
+
+    >>> float(r_ill(torch.diag(torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64))))
+    1.3333333333333333
+    """
+    matrix = real(matrix)
+    return closed_form(matrix, *_ill(matrix, rank))
+
+
+def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
+    """``∇_S R_ill = (σ_k u_k v_kᵀ − S/k)·R_ill²`` (paper, theorem 4.1(3))."""
+    return _ill(real(matrix), rank)[1]
+
+
+def _kappa(matrix: Tensor, rank: int | None) -> Pair:
+    def formula(s: Tensor, dtype: torch.dtype) -> Pair:
+        if (end := _lower(s, rank, dtype)) is not None:
+            return _kappa_of(s, *leading_projector(s), end.smallest, end.bottom)
+        u, sigma, v = _singular(s, rank, dtype)
+        if not len(sigma) or not bool(sigma[-1] > 0):
+            raise InputError("the matrix is zero, so its condition number is undefined.")
+        kappa = sigma[0] / sigma[-1]
+        return kappa, kappa * (
+            _extreme(u, sigma, v, 0) / sigma[0] ** 2 - _extreme(u, sigma, v, -1) / sigma[-1] ** 2
+        )
+
+    return _homogeneous(formula, matrix, 0, "κ")
+
+
+def kappa(matrix: Tensor, rank: int | None = None) -> Tensor:
+    """``κ(S) = σ₁/σ_k``, differentiable; what the *Opt κ* baseline descends on.
+
+    >>> float(kappa(torch.diag(torch.tensor([6.0, 2.0, 0.0]))))
+    3.0
+    """
+    matrix = real(matrix)
+    return closed_form(matrix, *_kappa(matrix, rank))
+
+
+def kappa_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
+    """``∇_S κ = u₁v₁ᵀ/σ_k − (σ₁/σ_k²)·u_k v_kᵀ``, averaged over ties; zero at κ = 1."""
+    return _kappa(real(matrix), rank)[1]

@@ -1,0 +1,293 @@
+"""Eigenvalues of a Gram matrix, its numerical rank, and κ with what is known of its error.
+
+One cut-off decides which eigenvalues count as zero, here and nowhere else:
+``cutoff = λ_max · max(D·ε, ε_in²)``. The first term bounds the rounding of the matrix and of
+its decomposition (ε is that of the matrix's dtype, float64 for a ``Gram``); the second is
+the noise that inputs stored with precision ``ε_in`` (float32, bfloat16, ...) put on every
+eigenvalue of their Gram.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from immunis.core.errors import InputError, NumericalError, RankWarning
+from immunis.core.settings import whole
+from immunis.data.checks import EPS64
+from immunis.theory.gram import Gram, gram_of
+from immunis.theory.scale import real, square
+
+REFERENCE_SHIFT = 1e-6
+LARGEST_MATRIX = 1e290  # beyond this (or below its inverse) a spectrum leaves float64's range
+COARSEST = 0.1  # share of λ_max that rounding may reach before a spectrum says nothing
+
+
+def relative_cutoff(
+    dimension: int, epsilon: float = EPS64, dtype: torch.dtype = torch.float64
+) -> float:
+    """Return the share of λ_max below which an eigenvalue is numerically zero.
+
+    Args:
+        dimension: D.
+        epsilon: precision of the inputs behind a Gram matrix.
+        dtype: in which the matrix itself was held.
+
+    Raises:
+        InputError: if that share exceeds a tenth: a wide matrix in bfloat16 or float16.
+    """
+    share = max(dimension * torch.finfo(dtype).eps, epsilon**2)
+    if share > COARSEST:
+        raise InputError(
+            f"a matrix of {dimension} dimensions in {dtype} is known to D·ε = {share:.3g} of its "
+            f"largest eigenvalue; at most {COARSEST} is taken, or its rank is rounding. Form it "
+            "from the features in float32 or float64, as gram() does."
+        )
+    return share
+
+
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigendecomposition of a symmetric matrix, largest eigenvalue first, float64 on the CPU.
+
+    CUDA's solver fails on ill-conditioned input, so every decomposition happens here.
+    """
+    matrix = square(matrix).detach().to("cpu", torch.float64)
+    if not bool(torch.isfinite(matrix).all()):
+        raise NumericalError(
+            "a matrix to decompose holds NaN or infinities: an earlier step diverged. "
+            "Lower the step size or the weights of the regularizers."
+        )
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.flip(0), vectors.flip(1)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues of a positive semi-definite matrix, largest first.
+
+    Attributes:
+        eigenvalues: all D of them (float64), rounding noise included.
+        cutoff: eigenvalues at or below it count as zero.
+        samples: number of samples behind the matrix, if known.
+        matrix: what was decomposed.
+    """
+
+    eigenvalues: Tensor
+    cutoff: float
+    samples: int | None = None
+    matrix: Tensor | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls, source: Gram | Tensor | np.ndarray, *, center: bool = False, bias: bool = False
+    ) -> Spectrum:
+        """Decompose a ``Gram`` or a symmetric positive semi-definite matrix.
+
+        Warns with ``RankWarning`` when there are fewer samples than dimensions: κ then
+        describes the span of the samples, not the distribution they came from.
+
+        >>> s = Spectrum.of(torch.diag(torch.tensor([4.0, 1.0, 0.0])))
+        >>> s.condition_number, s.rank, s.dimension
+        (4.0, 2, 3)
+        """
+        epsilon, samples = EPS64, None
+        if isinstance(source, Gram):
+            epsilon, samples = source.epsilon, source.samples
+            source = source.matrix(center=center, bias=bias)
+        elif center or bias:
+            raise InputError("center and bias need the moments of a Gram, not a bare matrix.")
+        source = square(source)
+        matrix = source.detach().to("cpu", torch.float64)
+        scale = matrix.abs().max()
+        if not bool(torch.isfinite(scale)):
+            raise InputError("the matrix holds NaN or infinities; its spectrum is undefined.")
+        if not float(scale) <= LARGEST_MATRIX or 0 < float(scale) < 1 / LARGEST_MATRIX:
+            raise InputError(
+                f"the matrix reaches {float(scale):.3g} in size; between "
+                f"{1 / LARGEST_MATRIX:.0e} and {LARGEST_MATRIX:.0e} its eigenvalues and the "
+                "cut-off below them fit float64. Rescale it."
+            )
+        share = relative_cutoff(len(matrix), epsilon, source.dtype)
+        slack = min(10 * share, COARSEST)
+        if float((matrix - matrix.T).abs().max()) > max(1e-8, slack) * float(scale):
+            raise InputError(
+                "the matrix is not symmetric; pass a Gram matrix, or build one with gram()."
+            )
+        values = torch.linalg.eigvalsh((matrix + matrix.T) / 2).flip(0)
+        cutoff = float(values[0]) * share
+        if float(values[-1]) < -slack * max(float(values[0]), float(scale)):
+            raise InputError(
+                f"the matrix has a negative eigenvalue ({float(values[-1]):.3g}); "
+                "a Gram matrix has none."
+            )
+        if samples is not None and samples < len(matrix):
+            warnings.warn(
+                f"{samples} samples in {len(matrix)} dimensions: the Gram matrix is "
+                "rank-deficient by construction and its condition number describes the sample, "
+                f"not the task. Use at least {len(matrix)} samples.",
+                RankWarning,
+                stacklevel=2,
+            )
+        return cls(values, max(cutoff, 0.0), samples, matrix)
+
+    @property
+    def dimension(self) -> int:
+        """Number of dimensions D."""
+        return len(self.eigenvalues)
+
+    @property
+    def rank(self) -> int:
+        """Number of eigenvalues above the cut-off."""
+        return int((self.eigenvalues > self.cutoff).sum())
+
+    @property
+    def largest(self) -> float:
+        """Largest eigenvalue."""
+        return float(self.eigenvalues[0])
+
+    @property
+    def smallest(self) -> float:
+        """Smallest eigenvalue that is not numerically zero.
+
+        Raises:
+            InputError: if the matrix is zero, which has no condition number.
+        """
+        if self.rank == 0:
+            raise InputError("the matrix is zero: every feature is zero, so κ is undefined.")
+        return float(self.eigenvalues[self.rank - 1])
+
+    @property
+    def condition_number(self) -> float:
+        """κ = σ_max/σ_min⁺ (paper, eq. 1), over the numerically non-zero eigenvalues."""
+        return self.largest / self.smallest
+
+    @property
+    def log_condition_number(self) -> float:
+        """Natural logarithm of κ."""
+        return math.log(self.largest) - math.log(self.smallest)
+
+    @property
+    def relative_error(self) -> float:
+        """Bound on the relative error of κ: the cut-off over the smallest eigenvalue kept."""
+        return self.cutoff / self.smallest
+
+    def free_directions(self, primary: Spectrum) -> int:
+        """Number of dimensions that this (harmful) spectrum uses and ``primary`` does not.
+
+        Such directions can be shrunk at no cost to the primary task.
+        """
+        if self.matrix is None or primary.matrix is None or self.dimension != primary.dimension:
+            raise InputError("free directions need two spectra of matrices with the same features.")
+        unused = eigh(primary.matrix)[1][:, primary.rank :]
+        if not unused.shape[1]:
+            return 0
+        inside = eigh(unused.T @ self.matrix @ unused)[0]
+        return int((inside > self.cutoff).sum())
+
+    def ridge_condition_number(self, ridge: float) -> float:
+        """κ(H + λI) over all D dimensions: what an attacker with weight decay λ faces.
+
+        Raises:
+            InputError: if ``ridge`` is negative, or zero on a rank-deficient matrix.
+        """
+        if not 0 <= ridge < math.inf:
+            raise InputError(f"ridge must be a finite number of at least 0, got {ridge}.")
+        if ridge == 0 and self.rank < self.dimension:
+            raise InputError(
+                f"rank {self.rank} of {self.dimension}: κ(H + 0·I) is infinite; pass ridge > 0."
+            )
+        low = float(self.eigenvalues[-1])
+        low = ridge + (low if low > self.cutoff else 0.0)
+        if not low > self.cutoff:
+            raise InputError(
+                f"ridge={ridge:g} is lost in the rounding of a matrix of size {self.largest:.3g}; "
+                f"pass more than {self.cutoff:.3g}."
+            )
+        return (self.largest + ridge) / low
+
+
+def quiet_spectrum(gram: Gram) -> Spectrum:
+    """Spectrum of a Gram without the warning on few samples, where that was said elsewhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)
+        return Spectrum.of(gram)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Mean of κ over sample groups, with a bootstrap interval for that mean."""
+
+    mean: float
+    low: float
+    high: float
+    values: tuple[float, ...]
+    rank: float
+
+
+def condition_number_interval(
+    features: Tensor | np.ndarray,
+    *,
+    groups: int = 20,
+    size: int = 100,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """Estimate κ from random groups of samples, with a percentile bootstrap interval.
+
+    The paper's deep-network tables average κ over 20 groups of 100 samples, the defaults.
+    A group smaller than D is rank-deficient by construction; ``rank`` (the mean rank of the
+    groups) shows it and a ``RankWarning`` says it. Groups are drawn without replacement
+    within each group.
+    """
+    features, seed = real(features), whole(seed, "seed")
+    groups, size = whole(groups, "groups", 2), whole(size, "size", 2, len(features))
+    if not 0 < level < 1:
+        raise InputError(f"level must lie between 0 and 1, got {level}.")
+    if size < features.shape[1]:
+        warnings.warn(
+            f"groups of {size} samples in {features.shape[1]} dimensions: κ describes each group, "
+            f"not the task. Use groups of at least {features.shape[1]}.",
+            RankWarning,
+            stacklevel=2,
+        )
+    rng = np.random.default_rng(seed)
+    spectra = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)  # said once, above
+        for _ in range(groups):
+            rows = torch.from_numpy(rng.choice(len(features), size, replace=False))
+            spectra.append(Spectrum.of(gram_of(features[rows])))
+    kappas = np.array([s.condition_number for s in spectra])
+    means = kappas[rng.integers(groups, size=(2000, groups))].mean(1)
+    tail = (1 - level) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    mean_rank = float(np.mean([s.rank for s in spectra]))
+    return Interval(
+        float(kappas.mean()), float(low), float(high), tuple(kappas.tolist()), mean_rank
+    )
+
+
+def reference_condition_number(matrix: Tensor | np.ndarray) -> float:
+    """κ as the paper's released code computes it; for comparison with published figures only.
+
+    The eigenvalues of ``S + 10⁻⁶·I`` that exceed 10⁻⁶ are kept (Zheng et al. 2025, released
+    code, ``condition_number``). On a rank-deficient matrix that keeps rounding noise, and the
+    figure is about ``σ_max/10⁻⁶``: it grows with the scale of the features and changes with
+    the order of summation. Use ``Spectrum.condition_number`` for anything else.
+    """
+    matrix = square(matrix).detach().to("cpu", torch.float64)
+    if not float(matrix.abs().max()) <= LARGEST_MATRIX:
+        raise InputError(
+            f"the matrix holds NaN, infinities or numbers beyond {LARGEST_MATRIX:.0e}."
+        )
+    eye = torch.eye(len(matrix), dtype=torch.float64)
+    values = torch.linalg.eigvalsh(matrix + REFERENCE_SHIFT * eye)
+    kept = values[values > REFERENCE_SHIFT]
+    if not len(kept):
+        raise InputError("no eigenvalue exceeds 1e-6; the released code has no figure for this.")
+    return float(kept.max() / kept.min())

@@ -1,0 +1,1 @@
+"""How a network is trained: the loss, the step, the loop, the choice of the best."""

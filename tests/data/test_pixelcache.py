@@ -1,0 +1,211 @@
+"""Decoded pixels kept on disk: equal to decoded ones, and never believed unchecked."""
+
+import io
+import itertools
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from immunis.core.errors import InputError
+from immunis.data.corrupt import Corrupt
+from immunis.data.sources import pictures
+from immunis.data.sources.images import images
+from immunis.data.sources.pictures import Images, Item
+
+SIZE, ROW = 8, 4 + 3 * 8 * 8
+
+
+def encoded(seed):
+    pixels = np.random.default_rng(seed).integers(0, 255, (12, 10, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def plain(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    items = []
+    for index in range(6):
+        path = tmp_path / "pictures" / f"{index}.png"
+        path.write_bytes(encoded(index))
+        items.append(Item(path, index % 2, str(path)))
+    return Images(items, SIZE)
+
+
+@pytest.fixture
+def decodes(monkeypatch):
+    """One entry for each image that is decoded."""
+    seen, decode = [], pictures.decode
+    monkeypatch.setattr(pictures, "decode", lambda *a: (seen.append(1), decode(*a))[1])
+    return seen
+
+
+def read(data):
+    return torch.stack([data[index][0] for index in range(len(data))])
+
+
+def file_of(folder):
+    (found,) = folder.iterdir()
+    return found
+
+
+def test_an_image_is_decoded_once(plain, tmp_path, decodes):
+    expected = read(plain)
+    decodes.clear()
+    for again in range(2):  # the second as another run would: a new object, the same folder
+        data = plain.cached(tmp_path / "kept")
+        assert torch.equal(read(data), expected)
+        assert torch.equal(read(data.as_raw()), read(plain.as_raw()))
+        assert len(decodes) == 12 * (again + 1) - 6 * again  # plain.as_raw decodes six each time
+    assert file_of(tmp_path / "kept").stat().st_size == 6 * ROW
+
+
+def test_a_part_of_the_images_shares_the_file(plain, tmp_path, decodes):
+    whole = plain.cached(tmp_path / "kept")
+    expected = read(whole)
+    decodes.clear()
+    assert torch.equal(read(whole.having([whole.items[i] for i in (4, 1)])), expected[[4, 1]])
+    assert not decodes
+
+
+@pytest.mark.parametrize("where", [0, 3, 4, ROW - 1])
+def test_a_damaged_row_is_decoded_again(plain, tmp_path, decodes, where):
+    data = plain.cached(tmp_path / "kept")
+    expected = read(data)
+    path = file_of(tmp_path / "kept")
+    with path.open("r+b") as file:
+        file.seek(2 * ROW + where)
+        byte = file.read(1)[0]
+        file.seek(2 * ROW + where)
+        file.write(bytes([byte ^ 1]))
+    decodes.clear()
+    assert torch.equal(read(data), expected)
+    assert len(decodes) == 1
+    assert torch.equal(read(data), expected)
+    assert len(decodes) == 1  # and mended
+
+
+def test_a_truncated_file_is_filled_again(plain, tmp_path):
+    expected = read(plain.cached(tmp_path / "kept"))
+    os.truncate(file_of(tmp_path / "kept"), 3 * ROW + 7)
+    assert torch.equal(read(plain.cached(tmp_path / "kept")), expected)
+
+
+def test_a_changed_image_is_seen(plain, tmp_path):
+    read(plain.cached(tmp_path / "kept"))
+    path = plain.items[3].source
+    path.write_bytes(encoded(77))
+    os.utime(path, ns=(1, 1))  # whatever the clock's grain
+    assert torch.equal(read(plain.cached(tmp_path / "kept")), read(plain))
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+
+
+def test_another_size_has_another_file(plain, tmp_path):
+    read(plain.cached(tmp_path / "kept"))
+    assert read(Images(plain.items, 10).cached(tmp_path / "kept")).shape[-1] == 10
+
+
+def test_an_image_that_cannot_be_read_is_not_kept(plain, tmp_path):
+    plain.items[1].source.write_bytes(b"nothing")
+    data = plain.cached(tmp_path / "kept")
+    assert [isinstance(data[1], Corrupt) for _ in range(2)] == [True, True]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_fill_it_together(plain, tmp_path, context):
+    data = plain.cached(tmp_path / "kept")
+    loader = DataLoader(data, 2, num_workers=2, multiprocessing_context=context)
+    assert torch.equal(torch.cat([x for x, _ in loader]), read(plain))
+    assert not any(data.cache.read(item.name) is None for item in data.items)
+
+
+def test_it_travels_without_its_descriptor(plain, tmp_path):
+    data = plain.cached(tmp_path / "kept")
+    read(data)
+    assert torch.equal(read(pickle.loads(pickle.dumps(data))), read(plain))
+
+
+@pytest.mark.parametrize("call", ["pwrite", "pread"])
+def test_where_the_disk_fails_decoding_goes_on(plain, tmp_path, monkeypatch, call):
+    data = plain.cached(tmp_path / "kept")
+
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.warns(UserWarning, match="Input/output error") as warned:
+        assert torch.equal(read(data), read(plain))
+    assert len(warned) == 1
+
+
+def test_a_cache_that_may_only_be_read_is_read(plain, tmp_path, monkeypatch, decodes):
+    expected = read(plain.cached(tmp_path / "kept"))
+    opened = os.open
+
+    def refuse(path, flags, *mode):
+        if flags & os.O_RDWR:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    decodes.clear()
+    assert torch.equal(read(plain.cached(tmp_path / "kept")), expected)
+    assert not decodes
+
+
+def test_images_of_the_same_names_elsewhere_have_a_file_of_their_own(tmp_path, monkeypatch):
+    found = []
+    for index, place in enumerate(("here", "there")):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        path = Path("x.bmp")  # of one length whatever it shows
+        Image.new("RGB", (9, 9), (50 * index, 0, 0)).save(path)
+        os.utime(path, ns=(1, 1))
+        found.append(Images([Item(path, 0, str(path))], SIZE).cached(tmp_path / "kept")[0][0])
+    assert not torch.equal(*found)
+
+
+def test_a_size_that_no_disk_holds_is_refused(plain, tmp_path):
+    with pytest.raises(InputError, match="pixel cache .* cannot be made"):
+        Images(plain.items, 10**9).cached(tmp_path / "kept")
+
+
+def test_a_folder_that_cannot_be_one_is_refused(plain, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="pixel cache .* cannot be made"):
+        plain.cached(tmp_path / "file" / "kept")
+
+
+def test_two_images_of_one_name_are_refused(tmp_path):
+    items = [Item(encoded(i), 0, "same") for i in range(2)]
+    with pytest.raises(InputError, match="two images of one name"):
+        Images(items, SIZE).cached(tmp_path)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_task_is_the_same_with_a_cache(tmp_path, memory, monkeypatch):
+    monkeypatch.setenv("IMMUNIS_CACHE", str(tmp_path / "kept"))
+    seeds = itertools.count()
+    for name in ("own", "harm"):
+        for split in ("train", "val"):
+            for label in ("a", "b"):
+                folder = tmp_path / name / split / label
+                folder.mkdir(parents=True)
+                for index in range(4):
+                    (folder / f"{index}.png").write_bytes(encoded(next(seeds)))
+    settings = {"size": SIZE, "memory": memory, "folder": str(tmp_path)}
+    expected = images("own", "harm", **settings)
+    for _ in range(2):
+        found = images("own", "harm", cache=True, **settings)
+        for part in ("primary", "harmful", "attacker"):
+            a, b = (getattr(tasks, part).train.tensors() for tasks in (expected, found))
+            assert torch.equal(a[0], b[0])
+            assert torch.equal(a[1], b[1])
+    assert len(list((tmp_path / "kept").iterdir())) == 4  # two splits of two sets

@@ -1,0 +1,61 @@
+"""Small networks and image tasks for the tests of deep methods."""
+
+import torch
+from torch import nn
+
+from immunis import Task
+
+
+def small_net(classes=4, seed=0):
+    """Two convolutional stages with BatchNorm, 16 features, a head."""
+    torch.manual_seed(seed)
+    stage = nn.Sequential(nn.Conv2d(8, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        stage,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, classes),
+    ).eval()
+
+
+def image_task(n=200, classes=4, seed=1, name="images", size=8):
+    """Noisy copies of one prototype a class."""
+    generator = torch.Generator().manual_seed(seed)
+    prototypes = torch.randn(classes, 3, size, size, generator=generator)
+
+    def part(count):
+        y = torch.arange(count) % classes
+        return prototypes[y] + torch.randn(count, 3, size, size, generator=generator), y
+
+    return Task(part(n), part(n // 2), name)
+
+
+def tasks():
+    """A primary task of four classes and a harmful one of five."""
+    return image_task(name="primary"), image_task(150, 5, seed=2, name="harmful")
+
+
+class Residual(nn.Module):
+    """A small convolutional network in stages, with BatchNorm and a head."""
+
+    def __init__(self, classes=3):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.layer1 = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU())
+        self.layer2 = nn.Sequential(nn.Conv2d(6, 8, 3, padding=1), nn.ReLU())
+        self.fc = nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = self.layer2(self.layer1(self.norm(self.stem(x)).relu()))
+        return self.fc(x.mean((2, 3)))
+
+
+def flat_network(d=6, classes=3):
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(d, 16), nn.ReLU(), nn.Linear(16, 8), nn.Linear(8, classes)
+    ).eval()

@@ -1,0 +1,344 @@
+"""Networks through recipes, the command line, export and local weights."""
+
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from helpers.networks import small_net, tasks
+from immunis import InputError, SettingsError, immunize
+from immunis.cli import main as cli
+from immunis.models.find_head import cut
+from immunis.models.rebuild import config
+from immunis.models.zoo import load_weights, named_network
+from immunis.recipes import check_recipe, load_recipe
+from immunis.recipes import pipeline as lineup
+from immunis.recipes.pipeline import original, variants
+from immunis.report.card import render
+from immunis.report.export import export, weights
+from immunis.report.model_card import model_card
+
+TOML = """
+name = "small"
+[data]
+source = "npz"
+primary = "p.npz"
+harmful = "h.npz"
+[model]
+network = [24, 12]
+[method]
+name = "probe"
+[training]
+layers = ["*"]
+steps = 6
+batch = 32
+harmful_batch = 64
+evaluate = 2
+[audit]
+attacks = ["ridge"]
+seeds = 2
+budget = 2
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, classes in (("p", 3), ("h", 2)):
+        y = rng.permutation(np.arange(160) % classes)
+        x = rng.normal(size=(160, 10)) + rng.normal(size=(classes, 10))[y]
+        np.savez(
+            tmp_path / f"{name}.npz", x_train=x[:120], y_train=y[:120], x_test=x[120:],
+            y_test=y[120:],
+        )  # fmt: skip
+    path = tmp_path / "small.toml"
+    path.write_text(TOML)
+    return path
+
+
+def call(*arguments):
+    command = [sys.executable, "-m", "immunis.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_immunize_writes_a_release_folder_and_resumes(recipe, tmp_path):
+    out = tmp_path / "out"
+    done = call("immunize", recipe, "-o", out)
+    assert done.returncode == 0, done.stderr
+    assert "against the given network" in done.stdout
+    names = {p.name for p in out.iterdir()}
+    assert {"model.safetensors", "config.json", "README.md", "record.json", "card.html"} <= names
+    assert (out / "training" / "checkpoint.pt").exists()
+    first = load_file(out / "model.safetensors")
+    again = call("immunize", recipe, "-o", out, "--resume")
+    assert again.returncode == 0, again.stderr
+    second = load_file(out / "model.safetensors")
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_audit_defends_once_for_each_seed(recipe, tmp_path):
+    done = call("audit", recipe, "-o", tmp_path / "out", "--methods", "probe")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert len(record["figures"]["models"]["probe"]["variants"]) == 2
+    told = record["figures"]["training"]["probe"]
+    assert [[row["step"] for row in seed["history"]] for seed in told] == [[0, 3, 6]] * 2
+    assert (tmp_path / "out" / "card.html").exists()
+    again = call("card", tmp_path / "out" / "record.json", "-o", tmp_path / "again.html")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "again.html").read_text() == (tmp_path / "out" / "card.html").read_text()
+    assert call("card", tmp_path / "nothing.json").returncode == 2
+    wrong = call("audit", recipe, "-o", tmp_path / "out", "--methods", "prob")
+    assert wrong.returncode == 2
+    assert "did you mean 'probe'" in wrong.stderr.replace("\n", " ")
+
+
+def test_hardware_is_checked_before_anything_runs(recipe, tmp_path):
+    done = call("immunize", recipe, "-o", tmp_path / "out", "--strategy", "horovod")
+    assert done.returncode == 2
+    assert "strategy" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_kept_models_are_not_trained_again(recipe, tmp_path):
+    chosen = load_recipe(recipe)
+    data = chosen.tasks()
+    model = original(chosen, data)
+    first, told = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "models").iterdir()}
+    second, again = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    assert told == again and [row["step"] for row in told[1]["history"]][-1] == told[1]["steps"]
+    assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path / "models").iterdir()}
+    for file in (tmp_path / "models").glob("*.json"):
+        file.unlink()
+    _, lost = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    assert lost == [None, None]
+    for a, b in zip(first, second, strict=True):
+        assert all(
+            torch.equal(x, y)
+            for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"training": {"rat": 1}}, "did you mean 'rate'"),
+        ({"training": {"steps": 1}, "model": {"init": "identity"}}, "training needs a network"),
+        ({"model": {"network": [4], "pretrained": True}}, "goes with timm"),
+        ({"model": {"timm": "resnet18", "network": [4]}}, "takes one of"),
+        ({"method": {"name": "erase"}, "training": {"steps": 1}}, "trains no network"),
+        ({"method": {"name": "probe", "training": 3}}, "must be a table"),
+        ({"pretrain": {"epochs": -1.0}}, "epochs=-1.0"),
+        ({"audit": {"space": {"rate": 3}}}, "must be a list"),
+        ({"audit": {"methods": [{"name": "probe", "label": 3}]}}, "label"),
+    ],
+)
+def test_recipes_are_checked_before_anything_is_loaded(change, message, tmp_path):
+    values = {
+        "data": {"source": "npz", "primary": "p.npz", "harmful": "h.npz"},
+        "model": {"network": [8, 4]},
+        **change,
+    }
+    with pytest.raises(SettingsError, match=message):
+        check_recipe(values, tmp_path / "r.toml")
+
+
+def test_an_unknown_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(SettingsError, match=r"pip install 'immunis\[vision\]'"):
+        named_network("timm", "resnet18", 4)
+
+
+@pytest.fixture(scope="module")
+def released():
+    training = {"steps": 2, "batch": 32, "harmful_batch": 64, "evaluate": 1}
+    return immunize(small_net(), *tasks(), "probe", training=training)
+
+
+def test_weights_carry_what_made_them(released, tmp_path):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(weights(released.model, released.record))
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["method"] == "probe"
+    assert metadata["record"] == released.record.digest()
+    fresh = small_net(seed=4)
+    load_weights(fresh, path)
+    x = tasks()[0].test.first(3)
+    assert torch.equal(fresh(x), released.model(x))
+
+
+class Odd(nn.Module):
+    """A state of more than tensors, or of tensors within others."""
+
+    def __init__(self, extra):
+        super().__init__()
+        self.layer, self.extra = nn.Linear(192, 4), extra
+        self.register_buffer("whole", torch.arange(6.0))
+        self.register_buffer("part", self.whole[2:])
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_state_of_more_than_tensors_is_refused_and_overlapping_ones_are_written():
+    with pytest.raises(InputError, match=r"state holds a dict \(_extra_state\)"):
+        weights(Odd({"seen": [3, None]}))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), Odd({"seen": [3, None]}))
+    model[3].layer = nn.Linear(8, 4)
+    training = {"steps": 1, "batch": 16, "harmful_batch": 40, "evaluate": 1}
+    assert immunize(model, *tasks(), "probe", head="3.layer", training=training).model is not model
+    model[3].extra = io.BytesIO(b"x")
+    with pytest.raises(InputError, match=r"state holds a BytesIO \(3\._extra_state\)"):
+        immunize(model, *tasks(), "probe", head="3.layer", training=training)
+    assert b"part" in weights(Odd(torch.ones(1)))
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.LazyLinear(4)), "has no values yet"),
+        (nn.Linear(192, 4, device="meta"), "has no values yet"),
+        (nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(192, 4))), "cannot be copied"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_models_that_cannot_be_trained_say_why(model, told):
+    with pytest.raises(InputError, match=told):
+        immunize(model, *tasks(), "probe", training={"steps": 1})
+
+
+def test_a_recipe_may_name_the_head(recipe, tmp_path):
+    path = recipe.parent / "named.toml"
+    path.write_text(TOML.replace("network = [24, 12]", 'timm = "resnet10t"\nhead = "fc"'))
+    assert load_recipe(path).head == "fc"
+    assert load_recipe(recipe).head is None
+
+
+def test_shared_tensors_are_written_out():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    assert len(weights(model)) > 0
+
+
+def test_the_model_card_escapes_what_a_user_supplies(released, tmp_path):
+    import dataclasses
+
+    record = dataclasses.replace(released.record, name="<script>x</script>\n---\nevil: yes")
+    text = model_card(record)
+    assert "<script>" not in text
+    assert "\nevil: yes" not in text
+    assert "<script>" not in render(record).split("</head>")[1].split('type="application/json"')[0]
+    export(released.model, released.record, tmp_path)
+    assert config(released.model) == {"architectures": ["Sequential"], "library": "torch"}
+
+
+@pytest.mark.parametrize("content", [b"", b"not weights", b"\x80\x04cos\nsystem\n"])
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_weights_that_cannot_be_read(content, name, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_weights(small_net(), tmp_path / name)
+
+
+def test_changed_data_makes_new_defences(recipe, tmp_path):
+    chosen = load_recipe(recipe)
+    data = chosen.tasks()
+    model = original(chosen, data)
+    variants(chosen, chosen.method, model, data, 1, folder=tmp_path / "models")
+    count = len(list((tmp_path / "models").glob("*.safetensors")))
+    file = recipe.parent / "h.npz"
+    arrays = dict(np.load(file))
+    arrays["y_train"] = arrays["y_train"][::-1]
+    np.savez(file, **arrays)
+    variants(chosen, chosen.method, model, chosen.tasks(), 1, folder=tmp_path / "models")
+    assert len(list((tmp_path / "models").glob("*.safetensors"))) == count + 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('layers = ["9"]', "unknown layer '9'"),
+        ("depths = 40", "depths=40: the model has"),
+        ("held_out = 1e-4", "held_out=0.0001"),
+    ],
+)
+def test_what_the_network_does_not_have_is_told_before_pre_training(
+    recipe, tmp_path, monkeypatch, capsys, line, says
+):
+    text = TOML.replace("[method]", '[pretrain]\nlayers = ["*"]\nsteps = 8\n[method]')
+    wrong = ('layers = ["*"]\nsteps = 6', f"{line}\nsteps = 6")
+    if "depths" in line:
+        wrong = ('name = "probe"', f'name = "probe"\n{line}')
+    recipe.write_text(text.replace(*wrong))
+    monkeypatch.setattr(lineup, "fit", lambda *_, **__: pytest.fail("pre-trained first"))
+    with pytest.raises(SettingsError, match=says):
+        lineup.audit_recipe(load_recipe(recipe), models_folder=tmp_path / "m")
+    monkeypatch.setattr(
+        sys, "argv", ["immunis", "immunize", str(recipe), "-o", str(tmp_path / "o")]
+    )
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_network_that_no_map_folds_into_is_told_before_pre_training(recipe, monkeypatch):
+    start, end = TOML.index("[method]"), TOML.index("[audit]")
+    pretrained = '[pretrain]\nlayers = ["*"]\nsteps = 8\n[method]\nname = "erase"\n'
+    recipe.write_text(TOML[:start] + pretrained + TOML[end:])
+    chosen = load_recipe(recipe)
+    lineup.rehearse(chosen, [chosen.method], chosen.tasks())
+    monkeypatch.setattr(
+        lineup, "cut", lambda *given: dataclasses.replace(cut(*given), last_linear=None)
+    )
+    with pytest.raises(InputError, match="not the output of a linear layer"):
+        lineup.rehearse(chosen, [chosen.method], chosen.tasks())
+
+
+def test_wandb_is_asked_for_before_anything_is_trained(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr(lineup, "original", lambda *_, **__: pytest.fail("trained first"))
+    command = ["immunize", str(recipe), "--wandb", "p", "--output", str(tmp_path / "o")]
+    monkeypatch.setattr(sys, "argv", ["immunis", *command])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "immunis[track]" in "".join(capsys.readouterr().err.split())
+
+
+def test_pretraining_is_resumed(recipe, tmp_path, monkeypatch):
+    recipe.write_text(
+        TOML.replace("[method]", '[pretrain]\nlayers = ["*"]\nsteps = 8\nevaluate = 4\n[method]')
+    )
+    chosen = load_recipe(recipe)
+    data = chosen.tasks()
+    whole = original(chosen, data)
+
+    class KilledError(Exception):
+        pass
+
+    def kill(what, share):
+        if share > 0.6:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        original(chosen, data, folder=tmp_path / "m", progress=kill)
+    seen = []
+    again = original(chosen, data, folder=tmp_path / "m", progress=lambda w, s: seen.append(s))
+    assert min(seen) > 0.4
+    for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b)

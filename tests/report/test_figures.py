@@ -1,0 +1,107 @@
+import json
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import RESULTS
+from immunis import (
+    InputError,
+    Record,
+    immunize,
+    measure,
+)
+from immunis.report.figures import norm_ratios, overview, spectra
+from immunis.report.gallery import drawings, write_figures
+from immunis.report.query import outlines
+
+AUDIT = {"cost", "scores", "advantage", "curves"}
+
+
+def record(name):
+    return Record.load(RESULTS / f"{name}.json")
+
+
+def test_figures_are_png_or_pdf_name_their_record_and_are_the_same_each_time():
+    demo = record("demo")
+    for draw in (overview, spectra, norm_ratios):
+        image = draw(demo)
+        assert image[:8] == b"\x89PNG\r\n\x1a\n"
+        assert demo.digest().encode() in image
+    assert overview(demo) == overview(demo)
+    pdf = overview(demo, "pdf")
+    assert pdf[:5] == b"%PDF-" and demo.digest().encode() in pdf
+    assert b"/Type3" not in pdf  # publishers refuse it
+
+
+def test_every_kind_of_record_has_its_figures(pair):
+    assert set(drawings(record("demo"))) == {"overview", "spectra", "norm_ratios"}
+    assert set(drawings(record("audit-digit-parity"))) == AUDIT | {"spectra"}
+    older = record("audit-digit-parity")
+    for row in older.figures["models"].values():
+        del row["spectra"]
+    assert set(drawings(older)) == AUDIT  # as before records kept spectra
+    assert "heat-maps" in drawings(record("reproduce-mnist"))
+    linear = immunize(torch.eye(5), *pair, "erase").record
+    assert set(drawings(linear)) == {"spectra"}
+    network = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).eval()
+    how = {"layers": ["0"], "steps": 2, "batch": 16, "harmful_batch": 30}
+    trained = immunize(network, *pair, "probe", training=how).record
+    assert set(drawings(trained)) == {"spectra", "history"}
+    for draw in drawings(trained).values():
+        assert draw(trained)[:4] == b"\x89PNG"
+    with pytest.raises(InputError, match="has no figures"):
+        drawings(measure(*pair).record)
+
+
+def test_figures_of_an_audit_are_drawn_whatever_it_lacks(tmp_path):
+    audit = record("audit-digit-parity")
+    for draw in drawings(audit).values():
+        assert draw(audit)[:4] == b"\x89PNG"
+    values = json.loads(audit.to_json())
+    values["figures"]["attacks"] = {
+        "ridge": {name: {"status": "failed", "reason": "x"} for name in ("original", "untrained")}
+    }
+    values["figures"]["models"] = {"original": values["figures"]["models"]["original"]}
+    path = tmp_path / "bare.json"
+    path.write_text(json.dumps(values))
+    bare = Record.load(path)
+    assert set(drawings(bare)) == AUDIT - {"advantage", "curves"} | {"spectra"}
+    for draw in drawings(bare).values():
+        assert draw(bare)[:4] == b"\x89PNG"
+
+
+def test_long_spectra_are_thinned_and_keep_both_ends(pair):
+    linear = immunize(torch.eye(5), *pair, "erase").record
+    spectrum = {
+        "condition_number": 1e3, "rank": 1000, "dimension": 1024, "samples": 9,
+        "eigenvalues": [10.0 ** (-i / 333) for i in range(1000)] + [0.0] * 24,
+    }  # fmt: skip
+    linear.figures["spectra"]["primary"]["after"] = spectrum
+    found = outlines(linear)["primary"]["after"]
+    assert len(found.places) <= 64
+    assert (found.places[0], found.places[-1], found.values[0]) == (1, 1000, 1.0)
+
+
+def test_figures_of_several_records_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr("immunis.report.gallery.drawings", lambda r: {"one": lambda r, kind: b"x"})
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(RESULTS / "demo.json", tmp_path / folder / "record.json")
+    files = [tmp_path / "a" / "record.json", tmp_path / "b" / "record.json", RESULTS / "demo.json"]
+    made = write_figures([*files, RESULTS / "demo.json"], tmp_path / "out")
+    stems = ["a-one", "b-one", "demo-one", "demo-2-one"]
+    assert [path.name for path in made] == [f"{s}.{kind}" for s in stems for kind in ("png", "pdf")]
+    assert [path.name for path in write_figures(files[:1], tmp_path / "x")] == [
+        "a-one.png",
+        "a-one.pdf",
+    ]
+    with pytest.raises(InputError, match="cannot read"):
+        write_figures([tmp_path / "none.json"], tmp_path / "y")
+    monkeypatch.undo()
+    path = tmp_path / "hollow.json"
+    path.write_text(json.dumps({"kind": "reproduce", "name": "x", "figures": {}, "schema": 1}))
+    with pytest.raises(InputError, match="lacks what its figure shows"):
+        write_figures([path], tmp_path / "y")
+    assert not (tmp_path / "y").exists()

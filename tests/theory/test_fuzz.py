@@ -1,0 +1,835 @@
+"""Every public numerical function on bad numbers: the right answer, or one of our errors.
+
+Tolerances are stated beside each comparison, in units of what rounding may do: ``EPS`` of float64
+times the size of the numbers that are added. ``make fuzz`` runs the same for much longer.
+"""
+
+import importlib
+import inspect
+import itertools
+import math
+import warnings
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+import immunis
+from helpers.arenas import arena_for, separable
+from helpers.fuzzing import EPS, Inputs, centred, close, eigenvalues, exact, inputs, rank_of
+from immunis import (
+    ImmunisError,
+    InputError,
+    PreconditionedLinear,
+    RankWarning,
+    Spectrum,
+    Task,
+    condition_number_interval,
+    extremes,
+    gram,
+    immunize,
+    measure,
+    reference_condition_number,
+    relative_immunization_ratio,
+)
+from immunis.attacks import ATTACKS
+from immunis.attacks.preprocess import whitening
+from immunis.audits import statistics as verdict
+from immunis.methods.erase import eraser
+from immunis.models.heads import (
+    checked_head,
+    compensated_head,
+    invertible,
+    least_squares_head,
+)
+from immunis.theory import guarantees as g
+from immunis.theory import (
+    projectors,
+    scale,
+    spectrum,
+)
+from immunis.theory import regularizers as r
+from immunis.theory import (
+    rho as readable,
+)
+from immunis.theory.descent import line_search
+from immunis.theory.extremes import TOLERANCE
+from immunis.theory.gram import gram_of
+from immunis.theory.measure import degenerate_columns, paired_grams, spectrum_outline
+from immunis.theory.metrics import (
+    as_extractor,
+    class_scores,
+    norm_ratio_curve,
+    score,
+)
+from immunis.theory.ridge import ridge_probe
+from immunis.theory.spectrum import quiet_spectrum, relative_cutoff
+
+F = torch.float64
+LONG = settings.default.max_examples > 100  # the profile "fuzz"
+CHECKS = {}  # by public function
+
+
+def checks(*names):
+    """Say which public functions a check is of."""
+
+    def register(check):
+        for name in names:
+            assert name not in CHECKS, name
+            CHECKS[name] = check
+        return check
+
+    return register
+
+
+def eps_of(dtype):
+    return torch.finfo(dtype).eps if dtype.is_floating_point else EPS
+
+
+def finite(values):
+    values = torch.as_tensor(values, dtype=F)
+    assert bool(torch.isfinite(values).all()), values
+    return values
+
+
+def sizes(x):
+    """Σ|z||z|ᵀ: what rounding errors of the Gram are relative to."""
+    magnitude = exact(x.to(F).abs())
+    return magnitude.T * magnitude
+
+
+# Moments
+
+
+@checks("gram.gram", "gram.gram_of", "gram.Gram.matrix", "gram.check_squares")
+def moments(i: Inputs):
+    x = i.x
+    found = gram_of(x)
+    true, size = exact(x).T * exact(x), sizes(x)
+    k = found.matrix()
+    for a, b in itertools.product(range(i.d), repeat=2):
+        both = mpmath.sqrt(size[a, a] * size[b, b])  # raw moments are rebuilt from centred ones
+        assert close(float(k[a, b]), true[a, b], 20 * i.n * EPS * both)
+    constant = (x.to(F) == x[0].to(F)).all(0)
+    assert not bool(found.scatter[constant].any())  # exactly
+    if i.n > 1:
+        torch.testing.assert_close(gram(x).matrix(), k, rtol=0, atol=0)
+
+
+@checks("gram.Gram.add", "gram.Gram.merge", "gram.Gram.cross")
+def added(i: Inputs):
+    x, y = i.x, i.targets()
+    whole, parts = gram_of(x, y), gram_of(x[:1], y[:1])
+    both = parts.merge(gram_of(x[1:], y[1:])) if i.n > 1 else parts
+    if i.n > 1:
+        parts.add(x[1:], y[1:])
+    size = float(x.to(F).abs().max())
+    for other in (parts, both):
+        assert other.samples == i.n
+        atol = 100 * i.n * EPS * size
+        torch.testing.assert_close(other.matrix(), whole.matrix(), rtol=0, atol=atol * size)
+        torch.testing.assert_close(other.cross(), whole.cross(), rtol=0, atol=atol * 4)
+
+
+@checks("gram.Gram.transform")
+def transformed(i: Inputs):
+    x, t = i.x.to(F), i.features(5, i.other_scale)[:1].to(F).expand(i.d, -1)
+    found = gram_of(x).transform(t)
+    true = exact(t).T * exact(x).T * exact(x) * exact(t)
+    size = exact(t.abs()).T * sizes(x) * exact(t.abs())
+    for a in range(i.d):
+        assert close(float(found.matrix()[a, a]), true[a, a], 100 * i.n * i.d * EPS * size[a, a])
+
+
+@checks("gram.symmetric", "metrics.as_extractor", "tasks.Task")
+def tasks_and_extractors(i: Inputs):
+    task = Task((i.x, i.labels()))
+    features = as_extractor(i.square())(next(task.train.batches())[0])
+    if bool(torch.isfinite(features).all()):
+        gram_of(features)
+
+
+# Spectra
+
+
+@checks("spectrum.Spectrum.of", "spectrum.quiet_spectrum", "spectrum.relative_cutoff")
+def spectra(i: Inputs):
+    found = quiet_spectrum(gram_of(i.x))
+    true = eigenvalues(exact(i.x).T * exact(i.x))
+    size = true[0] * i.n * i.d * 20 * EPS  # rounding of the products and of the decomposition
+    for value, exactly in zip(found.eigenvalues.tolist(), true, strict=True):
+        assert close(value, exactly, size)
+    share = relative_cutoff(i.d, eps_of(i.x.dtype))
+    rank = rank_of(true, share) if true[0] else 0
+    assert rank is None or found.rank == rank
+    if not rank:
+        return
+    kappa = true[0] / true[rank - 1]
+    bound = 20 * i.n * kappa * kappa * max(found.relative_error / float(kappa), EPS)
+    assert close(found.condition_number, kappa, bound)
+    assert close(found.log_condition_number, mpmath.log(kappa), bound / kappa)
+    low = (true[-1] if true[-1] > true[0] * 1e-40 else 0) + mpmath.mpf(i.ridge)
+    damped = (true[0] + i.ridge) / low
+    slack = (2 * size + found.cutoff) / low + 8 * EPS
+    if slack < 0.1:
+        assert close(found.ridge_condition_number(i.ridge), damped, 2 * damped * slack)
+
+
+@checks("spectrum.Spectrum.ridge_condition_number", "spectrum.Spectrum.free_directions")
+def bare_matrices(i: Inputs):
+    s = i.square()
+    found = Spectrum.of(s)
+    true = eigenvalues(exact(s))
+    rank = rank_of(true, relative_cutoff(i.d, EPS, s.dtype if s.is_floating_point() else F))
+    if true[0] > 0 and rank is not None and all(v > -true[0] * EPS for v in true):
+        assert found.rank == rank
+        kappa = true[0] / true[rank - 1]
+        assert close(found.condition_number, kappa, 100 * i.d * EPS * kappa * kappa)
+    assert found.free_directions(found) == 0
+
+
+@checks("spectrum.eigh", "projectors.leading_projector", "projectors.trailing_projector",
+        "projectors.null_projector")  # fmt: skip
+def both_projectors(i: Inputs):
+    s = i.square().to(F)
+    values, vectors = spectrum.eigh(s)
+    true = eigenvalues(exact(s))
+    assert close(float(values[0]), true[0], 100 * i.d * EPS * abs(true[0]))
+    finite(vectors)
+    top, projector = projectors.leading_projector(s)
+    assert close(float(top), true[0], i.d * true[0] * 2.0**-19)  # its stated bound
+    assert close(float(projector.diagonal().sum()), mpmath.mpf(1), 1e-12)
+    cutoff = 1e-6 * scale.unit(s)[0].diagonal().sum()
+    null = projectors.null_projector(scale.unit(s)[0], cutoff)
+    if null is not None:
+        below = sum(value < float(cutoff) * 2.0 ** scale.unit(s)[1] for value in true)
+        assert float(null.diagonal().sum()) == pytest.approx(below, abs=1e-5)
+    end = projectors.trailing_projector(s)
+    if end is not None:
+        bound = relative_cutoff(i.d) * true[0] + 1e-2 * true[end.rank - 1]
+        assert close(float(end.smallest), true[end.rank - 1], bound)
+
+
+@checks("extremes.extremes")
+def ends(i: Inputs):
+    s = i.square()
+    try:
+        found = extremes(s)
+    except InputError:  # most drawn matrices are singular; lifted, they are not
+        s = s.to(F) + float(s.to(F).diagonal().mean()) * torch.eye(len(s), dtype=F)
+        found = extremes(s)
+    true = eigenvalues(exact(s))
+    assert close(found.largest, true[0], found.largest_error)
+    assert close(found.smallest, true[-1], found.smallest_error)
+    assert found.smallest_error < found.smallest
+    share = relative_cutoff(i.d, EPS, s.dtype if s.is_floating_point() else F)
+    for error, value in ((found.largest_error, true[0]), (found.smallest_error, true[-1])):
+        assert error <= 10 * (share * true[0] + TOLERANCE * value)
+    kappa = true[0] / true[-1]
+    assert close(found.condition_number, kappa, 2 * found.relative_error * kappa)
+
+
+@checks("spectrum.condition_number_interval", "immunis.condition_number_interval")
+def intervals(i: Inputs):
+    found = condition_number_interval(i.x, groups=3, size=min(i.n, max(2, i.n // 2)))
+    assert 1 <= found.low <= found.mean * (1 + 1e-9) <= found.high * (1 + 1e-8) < math.inf
+
+
+@checks("spectrum.reference_condition_number")
+def released(i: Inputs):
+    s = i.square()
+    assert 1 <= reference_condition_number(s) < math.inf
+
+
+# Regularizers
+
+
+def singular(s, rank=None):
+    """Exact singular values of a symmetric matrix that count, or None where that is unclear."""
+    true = sorted((abs(v) for v in eigenvalues(exact(s))), reverse=True)
+    if not true[0]:
+        return []
+    dtype = s.dtype if s.is_floating_point() else F
+    rank = rank_of(true, relative_cutoff(len(s), dtype=dtype))
+    return None if rank is None else true[:rank]
+
+
+@checks("regularizers.r_well", "regularizers.r_well_gradient", "regularizers.closed_form")
+def well(i: Inputs):
+    s = i.square()
+    value, gradient = float(r.r_well(s)), r.r_well_gradient(s).to(F)
+    true = [abs(v) for v in eigenvalues(exact(s))]
+    top = max(true)
+    wanted = top**2 / 2 - mpmath.fsum(v**2 for v in true) / (2 * i.d)
+    precision = max(eps_of(s.dtype), EPS)
+    assert close(value, wanted, 2 * precision * wanted + 20 * i.d * precision * top**2)
+    euler = mpmath.fsum(a * b for a, b in zip(exact(gradient), exact(s), strict=True))
+    assert abs(euler - 2 * wanted) <= 50 * i.d**2 * precision * top**2  # ⟨∇R, S⟩ = 2R
+    if s.is_floating_point():  # the backward pass hands on the closed form as it is
+        leaf = s.clone().requires_grad_()
+        r.r_well(leaf).backward()
+        assert torch.equal(leaf.grad.to(F), gradient)
+
+
+@checks("regularizers.r_ill", "regularizers.r_ill_gradient", "regularizers.ill_gap")
+def ill(i: Inputs):
+    s = i.square()
+    value, gradient = float(r.r_ill(s)), r.r_ill_gradient(s).to(F)
+    assert value > 0
+    kept = singular(s)
+    if not kept:
+        return
+    gap = mpmath.fsum(v**2 for v in kept) / (2 * len(kept)) - kept[-1] ** 2 / 2
+    precision = max(eps_of(s.dtype), EPS)
+    error = 200 * i.d * precision * kept[0] ** 2
+    if gap > 10 * error:
+        assert close(value, 1 / gap, error / gap**2 * 2 + 2 * precision / gap)
+        euler = mpmath.fsum(a * b for a, b in zip(exact(gradient), exact(s), strict=True))
+        assert abs(euler * gap + 2) <= 20 * i.d * error / gap  # ⟨∇R, S⟩ = −2R
+    elif math.isinf(value):
+        assert not bool(gradient.any())
+
+
+@checks("regularizers.kappa", "regularizers.kappa_gradient", "regularizers.tied")
+def condition(i: Inputs):
+    s = i.square()
+    value, gradient = float(r.kappa(s)), finite(r.kappa_gradient(s))
+    kept = singular(s)
+    if not kept:
+        return
+    wanted, precision = kept[0] / kept[-1], max(eps_of(s.dtype), EPS)
+    assert close(value, wanted, 100 * i.d * EPS * wanted**2 + 2 * precision * wanted)
+    euler = mpmath.fsum(a * b for a, b in zip(exact(gradient), exact(s), strict=True))
+    assert abs(euler) <= 100 * i.d**2 * precision * wanted**2  # κ does not know the scale
+
+
+@checks(
+    "regularizers.linear_hessian",
+    "regularizers.feature_hessian",
+    "regularizers.hessian_to_theta",
+)
+def products(i: Inputs):
+    x = i.x
+    hessian, true, size = r.feature_hessian(x), exact(x).T * exact(x), sizes(x)
+    for a, b in itertools.product(range(i.d), repeat=2):
+        assert close(float(hessian[a, b]), true[a, b], 20 * i.n * EPS * size[a, b])
+    theta = i.features(5, i.other_scale)[:1].to(F).T.expand(i.d, i.d)
+    for found, factors in (
+        (r.linear_hessian(theta, hessian), (theta.T, hessian, theta)),
+        (r.hessian_to_theta(theta, hessian, hessian), (2 * hessian, theta, hessian)),
+    ):
+        a, b, c = map(exact, factors)
+        p, q, s = (exact(f.abs()) for f in factors)
+        wanted, size = (a * b * c)[0, 0], (p * q * s)[0, 0]
+        assert close(float(found[0, 0]), wanted, 100 * i.d * EPS * size)
+
+
+@checks("rho.rho", "rho.rho_gradient", "rho.rho_of_gram")
+def explained(i: Inputs):
+    x, y = i.x, i.targets(scale=i.other_scale)
+    value = float(readable.rho(x, y, i.ridge))
+    gradient = finite(readable.rho_gradient(x, y, i.ridge))
+    precision = max(eps_of(x.dtype), EPS)
+    z, t = centred(exact(x)), centred(exact(y))
+    zz, zy = z.T * z, z.T * t
+    trace, total = sum(zz[a, a] for a in range(i.d)), mpmath.fsum(v**2 for v in t)
+    true = mpmath.mpf(0)
+    # centring rounds by EPS of the largest feature, which a large mean makes a large share
+    peak = max(abs(v) for v in exact(x))
+    noise = 20 * EPS * peak / mpmath.sqrt(trace / i.n) if trace else mpmath.mpf(0)
+    if trace:
+        weights = mpmath.lu_solve(zz / trace + mpmath.eye(i.d) * (i.ridge / i.d), zy[:, 0])
+        rest = mpmath.lu_solve(zz / trace + mpmath.eye(i.d) * (i.ridge / i.d), zy[:, 1])
+        true = (mpmath.fdot(weights, zy[:, 0]) + mpmath.fdot(rest, zy[:, 1])) / trace / total
+    tolerance = 50 * i.n * i.d * (EPS + noise) * (1 + i.d / i.ridge)
+    assert close(value, true, tolerance + 2 * precision)
+    assert -1e-12 <= value <= 1 + 1e-9 + precision
+    assert gradient.shape == x.shape
+    assert close(readable.rho_of_gram(gram_of(x, y), i.ridge), true, tolerance)
+
+
+@checks("rho.recalled")
+def told(i: Inputs):
+    x, y = i.x, i.targets(scale=i.other_scale)
+    found = finite(readable.recalled(x, y, i.ridge))
+    assert torch.equal(found[:, :2], y.to(F))
+    z, t = centred(exact(x)), centred(exact(y))
+    zz = z.T * z
+    trace, total = sum(zz[a, a] for a in range(i.d)), mpmath.fsum(v**2 for v in t)
+    if not trace:
+        assert not found[:, 2:].any()
+        return
+    damped = zz / trace + mpmath.eye(i.d) * (i.ridge / i.d)
+    solved = [mpmath.lu_solve(damped, (z.T * t)[:, c] / trace) for c in (0, 1)]
+    said = [z * weights for weights in solved]
+    size = mpmath.fsum(v**2 for column in said for v in column)
+    peak = max(abs(v) for v in exact(x))
+    noise = 50 * i.n * i.d * EPS * (1 + peak / mpmath.sqrt(trace / i.n)) * (1 + i.d / i.ridge)
+    doubt = noise * mpmath.sqrt(total / size) if size else mpmath.inf
+    if doubt > 1e-3:  # so little is said that rounding says as much
+        return
+    scale = mpmath.sqrt(total / size)
+    for row, column in itertools.product(range(i.n), (0, 1)):
+        wanted = scale * said[column][row]
+        assert close(float(found[row, 2 + column]), wanted, 20 * doubt * mpmath.sqrt(total))
+
+
+# Guarantees
+
+
+def moved(sigma, step, slope):
+    return [s * (1 - 2 * step * a * s) ** 2 for s, a in zip(sigma, slope, strict=True)]
+
+
+def ties(sigma, at):
+    return [abs(v - sigma[at]) <= sigma[0] * mpmath.mpf("1e-12") for v in sigma]
+
+
+@checks(
+    "guarantees.eigenvalues_after_well_step",
+    "guarantees.certified_well_step",
+    "guarantees.certified_well_factors",
+    "guarantees.well_steps",
+)
+def well_steps(i: Inputs):
+    sigma, d = i.sigma(), i.d + 1
+    step = g.certified_well_step(sigma, d)
+    after = g.eigenvalues_after_well_step(sigma, step, d)
+    true = [mpmath.mpf(v) for v in sigma.tolist()]
+    top = ties(true, 0)
+    slope = [mpmath.mpf(t) / sum(top) - mpmath.mpf(1) / d for t in top]
+    for found, wanted in zip(after.tolist(), moved(true, mpmath.mpf(step), slope), strict=True):
+        assert close(found, wanted, 1e-13 * true[0])
+    intervals = g.well_steps(sigma, d)
+    assert bool(intervals) == (step > 0) == (not all(top))
+    if step:
+        assert float(after.max() / after.min()) < float(sigma[0] / sigma[-1]) * (1 + 1e-9)
+        assert any(low < step <= high * (1 + 1e-9) for low, high in intervals)
+    factors = finite(g.certified_well_factors(sigma, d, len(sigma)))
+    even = [mpmath.mpf(f) ** 2 * s for f, s in zip(factors.tolist(), true, strict=True)]
+    assert max(even) / min(even) <= 1 + mpmath.mpf("1e-9")
+
+
+@checks(
+    "guarantees.eigenvalues_after_ill_step", "guarantees.certified_ill_step", "guarantees.ill_steps"
+)
+def ill_steps(i: Inputs):
+    sigma = i.sigma()
+    step = g.certified_ill_step(sigma)
+    after = g.eigenvalues_after_ill_step(sigma, step)
+    true = [mpmath.mpf(v) for v in sigma.tolist()]
+    low, k = ties(true, -1), len(true)
+    gap = mpmath.fsum(v**2 for v in true) / (2 * k) - true[-1] ** 2 / 2
+    intervals = g.ill_steps(sigma)
+    assert bool(intervals) == (step > 0) == (not all(low))
+    if not step:
+        assert after.tolist() == sigma.tolist()
+        return
+    slope = [(mpmath.mpf(t) / sum(low) - mpmath.mpf(1) / k) / gap**2 for t in low]
+    for found, wanted in zip(after.tolist(), moved(true, mpmath.mpf(step), slope), strict=True):
+        assert close(found, wanted, 1e-12 * wanted)
+    assert float(after.max() / after.min()) > float(sigma[0] / sigma[-1])
+    assert any(start < step < stop for start, stop in intervals)
+
+
+def clear(*grams):
+    """Whether both exact Grams are of full rank and κ below 10⁶."""
+    return all(v[0] > 0 and v[-1] > v[0] * mpmath.mpf("1e-6") for v in map(eigenvalues, grams))
+
+
+@checks(
+    "guarantees.ceiling", "guarantees.whiten", "guarantees.damped", "guarantees.frontier",
+    "guarantees.Whitened.condition_number",
+)  # fmt: skip
+def ceilings(i: Inputs):
+    p, h = i.x, i.h
+    moments = gram_of(p), gram_of(h)
+    found, damped = g.ceiling(*moments), g.ceiling(*moments, i.ridge)
+    error = sum(quiet_spectrum(each).relative_error for each in moments)
+    assert found >= 1 - 1e-6 - 20 * error
+    assert 1 - 1e-6 - EPS / i.ridge * 1e3 <= damped < math.inf
+    grams = [exact(x).T * exact(x) for x in (p, h)]
+    theta = finite(g.frontier(*map(quiet_spectrum, moments), 10.0))
+    if not clear(*grams) or eps_of(p.dtype) > 1e-6:
+        return
+    inverse = mpmath.inverse(mpmath.cholesky(grams[0] / grams[0][0, 0]))
+    m, k_p, k_h = map(eigenvalues, (inverse * grams[1] * inverse.T, *grams))
+    true = (m[0] / m[-1]) * (k_p[0] / k_p[-1]) / (k_h[0] / k_h[-1])
+    assert close(found, true, 1e-4 * true)  # κ up to 10⁶ each, twelve digits left of κ(M)
+    if i.d > 1 and m[0] > 2 * m[-1]:
+        mapped = eigenvalues(exact(theta).T * grams[0] * exact(theta))
+        assert close(float(mapped[0] / mapped[-1]), mpmath.mpf(10), 1e-4)
+
+
+# Metrics, measurement, immunization
+
+
+@checks("measure.spectrum_outline")
+def outlined(i: Inputs):
+    found = quiet_spectrum(gram_of(i.x))
+    outline = spectrum_outline(found)
+    assert outline["index"] == list(range(1, found.rank + 1))  # fewer than are kept
+    for place, value in zip(outline["index"], outline["eigenvalues"], strict=True):
+        assert value == pytest.approx(float(found.eigenvalues[place - 1]), rel=1e-3)
+
+
+@checks("metrics.class_scores")
+def scored_by_class(i: Inputs):
+    guesses, labels = i.labels(), i.labels(6)
+    for number, found in enumerate(class_scores(guesses, labels, 3)):
+        mine = [int(g) == number for g, y in zip(guesses, labels, strict=True) if y == number]
+        assert found == round(sum(mine) / len(mine), 4) if mine else math.isnan(found)
+
+
+def pair(i: Inputs):
+    return Task((i.x, i.labels()), name="p"), Task((i.h, i.labels(6)), name="h")
+
+
+@checks(
+    "metrics.relative_immunization_ratio", "immunis.relative_immunization_ratio",
+    "metrics.RelativeImmunizationRatio.value", "metrics.check_pair",
+)  # fmt: skip
+def ratios(i: Inputs):
+    theta = torch.eye(i.d, dtype=F) + 0.1 * i.targets(i.d)[:1].expand(i.d, -1)
+    found = relative_immunization_ratio(theta, *pair(i))
+    assert 0 < found.value < math.inf
+    k, t = [exact(x).T * exact(x) for x in (i.x, i.h)], exact(theta)
+    after = [t.T * each * t for each in k]
+    if clear(*k, *after) and eps_of(i.x.dtype) < 1e-6:
+        kappas = [v[0] / v[-1] for v in map(eigenvalues, (*k, *after))]
+        true = (kappas[3] / kappas[1]) / (kappas[2] / kappas[0])
+        assert close(found.value, true, 1e-7 * true)
+
+
+@checks("metrics.norm_ratio_curve", "immunis.norm_ratio_curve", "descent.line_search")
+def descent(i: Inputs):
+    moments = gram_of(i.x, i.targets(scale=i.other_scale))
+    curve = finite(norm_ratio_curve(moments, 5))
+    assert float(curve[0]) == 1.0
+    assert bool((curve >= 0).all())
+    if quiet_spectrum(moments).condition_number < 1e6:
+        assert bool((curve.diff() <= 1e-6).all())  # exact line search nears w* with every step
+    path = itertools.islice(line_search(moments.matrix(), moments.cross()), 4)
+    finite(torch.stack(list(path)))
+
+
+@checks("metrics.score", "scores.score", "metrics.finite_predictions")
+def scores(i: Inputs):
+    y = i.targets(scale=i.scale)
+    wrong = y + i.features(5, i.other_scale).to(F)[:, :1]
+    found = score(lambda inputs: wrong, Task((torch.ones(i.n, 1), y)))
+    true, total = mpmath.mpf(0), mpmath.fsum(v**2 for v in centred(exact(y)))
+    true = 1 - mpmath.fsum(v**2 for v in exact(wrong) - exact(y)) / total
+    assert close(found, true, 50 * i.n * EPS * (1 + abs(1 - true)))
+
+
+@checks(
+    "measure.measure", "immunis.measure", "measure.paired_grams", "measure.degenerate_columns",
+    "measure.warn_if_deficient", "measure.measured", "measure.check_moments",
+)  # fmt: skip
+def measured(i: Inputs):
+    tasks = pair(i)
+    found = measure(*tasks)
+    error = found.primary.relative_error + found.harmful.relative_error
+    assert found.ceiling >= 1 - 1e-6 - 20 * error
+    assert 0 <= found.free_directions <= i.d
+    assert found.rho is None or -1e-9 <= found.rho <= 1 + 1e-9
+    columns = degenerate_columns(paired_grams(*tasks)[0])
+    x = i.x.to(F)
+    assert columns["zero"] == (x == 0).all(0).nonzero().flatten().tolist()
+    assert set(columns["constant"]) >= {
+        c for c in range(i.d) if bool((x[:, c] == x[0, c]).all()) and bool(x[0, c])
+    }
+
+
+METHODS = {
+    "condition": {"steps": 3}, "r_ill": {"steps": 3}, "imma": {"steps": 3, "inner_steps": 2},
+    "opt_kappa": {"steps": 3}, "frontier": {}, "erase": {},
+}  # fmt: skip
+
+
+@checks("immunize.immunize", "immunis.immunize", *(f"methods.{name}.solve" for name in METHODS))
+def immunized(i: Inputs):
+    method = list(METHODS)[i.place % len(METHODS)]
+    dtype = i.x.dtype if i.x.is_floating_point() else F
+    tasks = pair(i)
+    found = immunize(torch.eye(i.d, dtype=dtype), *tasks, method, **METHODS[method])
+    weight = finite(found.model.weight)
+    assert bool(weight.any())
+    finite(found.head.weight)
+    if found.exact and dtype is F:
+        x = i.x.to(F)
+        old = least_squares_head(gram_of(x, tasks[0].targets(i.labels())))(x)
+        change = float(torch.linalg.cond(weight))
+        if change < 1e6:  # predictions stay what they were
+            torch.testing.assert_close(found.head(found.model(x)), old, rtol=0, atol=1e-6)
+
+
+@checks("erase.eraser")
+def erased(i: Inputs):
+    moments = gram_of(i.x, i.targets(scale=i.other_scale))
+    projection, rank = eraser(moments)
+    finite(projection)
+    assert 1 <= rank <= min(2, i.d)
+    spectrum_ = Spectrum.of(moments.scatter)
+    if spectrum_.rank == i.d and spectrum_.condition_number < 1e6 and eps_of(i.x.dtype) < 1e-6:
+        left = scale.unit(projection @ scale.unit(moments.cross_scatter)[0])[0]
+        assert float((projection @ scale.unit(moments.cross_scatter)[0]).abs().max()) < 1e-6, left
+
+
+@checks(
+    "heads.least_squares_head", "heads.compensated_head", "heads.invertible", "heads.checked_head"
+)
+def heads(i: Inputs):
+    moments = gram_of(i.x, i.targets())
+    head = least_squares_head(moments)
+    finite(head.weight)
+    finite(head.bias)
+    task = Task((i.x, i.targets()))
+    theta = i.features(5, i.other_scale)[:1].to(F).expand(i.d, -1) + torch.eye(i.d, dtype=F)
+    checked = checked_head(head, theta, task)
+    new, same = compensated_head(checked, theta, moments)
+    finite(new.weight)
+    assert same == invertible(theta)
+
+
+@checks("ridge.ridge_probe")
+def probed(i: Inputs):
+    x, y = i.x, i.targets(scale=i.other_scale)
+    weights, bias = ridge_probe(gram_of(x, y), i.ridge)
+    finite(weights), finite(bias)
+    z, t = centred(exact(x)), centred(exact(y))
+    zz, zy = z.T * z, z.T * t
+    trace = sum(zz[a, a] for a in range(i.d))
+    if not trace:
+        assert not bool(weights.any())
+        return
+    peak = max(abs(v) for v in exact(x))
+    noise = 20 * EPS * peak / mpmath.sqrt(trace / i.n)
+    true = mpmath.lu_solve(zz / trace + mpmath.eye(i.d) * (i.ridge / i.d), zy[:, 0] / trace)
+    size = mpmath.sqrt(mpmath.fsum(v**2 for v in t) / trace)
+    tolerance = 50 * i.n * i.d * (EPS + noise) * (1 + i.d / i.ridge) ** 2
+    for found, wanted in zip(weights[:, 0].tolist(), true, strict=True):
+        assert close(found, wanted, tolerance * size)
+
+
+@checks("bases.whitening")
+def whitened(i: Inputs):
+    x = i.x if i.x.is_floating_point() else i.x.to(F)
+    mean, transform = whitening(x, 0.0)
+    finite(mean), finite(transform)
+    z = (x.to(F) - mean) @ transform
+    covariance = z.T @ z / i.n
+    if not transform.shape[1] or i.offset > 1 or i.kind == "constant":
+        return  # what a large mean leaves of a small spread, rounding decides
+    inverse = scale.unit(transform)[0].square().sum(0)  # of the eigenvalues kept
+    error = 100 * i.n * i.d * EPS * float(inverse.max() / inverse.min())
+    if error < 0.1:
+        eye = torch.eye(transform.shape[1], dtype=F)
+        torch.testing.assert_close(covariance, eye, rtol=0, atol=error)
+
+
+CLOSED_FORM = ("ridge", "knn", "kernel")
+
+
+@checks(*(f"attacks.{name}" for name in CLOSED_FORM))
+def attacked(i: Inputs):
+    attack = ATTACKS[CLOSED_FORM[i.place % len(CLOSED_FORM)]]
+
+    def data(seed):
+        x, y = separable(60, seed)
+        with np.errstate(over="ignore"):
+            x = (x.astype(float) * i.scale).astype(
+                {"float64": np.float64, "float16": np.float16}.get(i.dtype, np.float32)
+            )
+        return x, y  # what a model makes of damaged rows, the reader of features refuses
+
+    class Same(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+            self.body = nn.Identity()
+
+        def forward(self, x):
+            return self.head(self.body(x).to(self.head.weight))
+
+    arena = arena_for(attack, data=data, model=Same().eval())
+    if arena.cache[""][0].dtype != data(10)[0].dtype:
+        arena.cache[""] = (data(10)[0], data(11)[0])
+    settings_ = {name: options[0] for name, options in attack.space(arena).items()}
+    reached = attack.run(arena, settings_)[-1].test
+    x = arena.cache[""][0]
+    if np.isfinite(x).all() and np.abs(x).max() > 1e3 * np.finfo(x.dtype).tiny:
+        assert reached > 0.9
+
+
+@checks("PreconditionedLinear", "immunis.PreconditionedLinear")
+def preconditioned(i: Inputs):
+    x = i.x if i.x.is_floating_point() else i.x.to(F)
+    layer = PreconditionedLinear(i.d, 2, ridge=i.ridge, dtype=x.dtype)
+    layer(x).backward(i.targets().to(x.dtype))
+    found = finite(layer.weight.grad)
+    matrix = exact(x).T * exact(x)
+    with mpmath.workdps(700):
+        damped = matrix + mpmath.eye(i.d) * i.ridge
+    values = eigenvalues(damped)
+    values[-1] = max(values[-1], mpmath.mpf(i.ridge))
+    with mpmath.workdps(700):  # a ridge may be hundreds of digits below the features
+        true = mpmath.lu_solve(damped, (exact(x).T * exact(i.targets().to(x.dtype)))[:, 0])
+    size = max(abs(v) for v in exact(x).T * exact(i.targets().to(x.dtype))) / values[-1]
+    error = 100 * i.n * i.d * EPS * (values[0] / values[-1]) + 2 * eps_of(x.dtype)
+    for a in range(i.d):
+        assert close(float(found[0, a]), true[a], error * size)
+
+
+# The verdict's statistics
+
+
+@checks(
+    "statistics.interval", "statistics.residual_advantage", "statistics.advantage",
+    "statistics.cost_to_reach", "statistics.stopped",
+)  # fmt: skip
+def statistics(i: Inputs):
+    values = i.features().to(F)[:, 0].tolist()
+    found = verdict.interval(values)
+    kept = [v for v in values if not math.isnan(v)]
+    if kept and all(map(math.isfinite, kept)):
+        mean = mpmath.fsum(map(mpmath.mpf, kept)) / len(kept)
+        size = max(map(abs, kept))
+        assert close(found["mean"], mean, 20 * EPS * size)
+        if len(kept) > 1:
+            spread = mpmath.fsum((mpmath.mpf(v) - mean) ** 2 for v in kept) / (len(kept) - 1)
+            half = (mpmath.mpf(found["high"]) - mpmath.mpf(found["low"])) / 2
+            from scipy import stats
+
+            wanted = mpmath.sqrt(spread / len(kept)) * float(stats.t.ppf(0.975, len(kept) - 1))
+            assert wanted > 1e307 or abs(half - wanted) <= 2000 * EPS * size
+    a, b, c = (values * 3)[:3]
+    kept_share = verdict.residual_advantage(a, b, c)
+    assert math.isnan(kept_share) or 0 <= kept_share < math.inf
+    spread = verdict.advantage((a, b), (b, c), (c, a))
+    assert math.isnan(spread["low"]) or 0 <= spread["low"] <= spread["mean"] <= spread["high"]
+    point = dict.fromkeys(verdict.COSTS, 1.0)
+    curve = verdict.stopped([{**point, "validation": v, "test": v} for v in values])
+    assert [p["score"] for p in curve] == list(
+        itertools.accumulate((v if v == v else -math.inf for v in values), max)
+    )
+    assert verdict.cost_to_reach(curve, math.inf)["steps"] in (1.0, math.inf)
+
+
+@checks("statistics.summarise", "statistics.worst_case", "statistics.predictors")
+def verdicts(i: Inputs):
+    names = ("original", "untrained", "defended")
+    values = np.random.default_rng(i.seed).normal(size=(3, 3)) * i.scale
+    if i.damage is not None:
+        values.flat[i.place % 9] = i.damage
+    rows = {
+        name: [
+            {
+                "status": "done", "settings": {}, "trials": 1, "runs": 1, "search_flops": 1.0,
+                "seconds": 1.0,
+                "curve": [{**dict.fromkeys(verdict.COSTS, 1.0), "validation": v, "test": v}],
+            }
+            for v in row
+        ]
+        for name, row in zip(names, values.tolist(), strict=True)
+    }  # fmt: skip
+    found = {"a": verdict.summarise(rows, "original", "untrained", 0.1)}
+    case = verdict.worst_case(found, "defended", "original", "untrained")
+    assert math.isnan(case["residual_advantage"]) or case["residual_advantage"] >= 0
+    figures = {
+        n: {"kappa_harmful": 1.0, "rir": v, "rho": 0} for n, v in zip(names, values[0], strict=True)
+    }
+    verdict.predictors(found, figures, names)
+
+
+# Scaling itself
+
+
+@checks("scale.unit", "scale.carry", "scale.answer", "scale.exponent_of", "scale.real",
+        "scale.square")  # fmt: skip
+def scaling(i: Inputs):
+    x = scale.real(i.x)
+    values, exponent = scale.unit(x)
+    size = float(values.abs().max())
+    assert size == 0 or 0.5 <= size < 1
+    back = scale.carry(values, exponent)
+    normal = (x.to(F) == 0) | (values.abs() * size > 1e-8)  # far below the largest, digits may go
+    assert torch.equal(back[normal], x.to(F)[normal])
+    finite(scale.answer(values, exponent, F, "x"))
+
+
+# What runs them
+
+
+def hold(check, cases, examples):
+    """Run a check on many drawn cases; a few at least have to get an answer."""
+    told = {"right": 0, "refused": 0}
+
+    @settings(deadline=None, derandomize=not LONG, database=None, max_examples=examples)
+    @given(cases)
+    def run(drawn):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a warning of torch or numpy is a silent wrong number
+            warnings.simplefilter("ignore", RankWarning)
+            try:
+                check(drawn)
+                told["right"] += 1
+            except ImmunisError:
+                told["refused"] += 1
+
+    run()
+    assert told["right"] > told["refused"] / 20, told  # refusing everything would pass, too
+
+
+@pytest.mark.parametrize("check", dict.fromkeys(CHECKS.values()), ids=lambda check: check.__name__)
+def test_the_answer_is_right_or_refused(check):
+    hold(check, inputs(), settings.default.max_examples)
+
+
+OF_MATRICES = (bare_matrices, both_projectors, ends, well, ill, condition)
+
+
+@pytest.mark.parametrize("check", OF_MATRICES, ids=lambda check: check.__name__)
+def test_wide_matrices_are_right_or_refused(check):
+    hold(check, inputs(most=40), settings.default.max_examples // 3)
+
+
+ROOMS = (
+    "theory.gram", "theory.spectrum", "theory.regularizers", "theory.guarantees", "theory.metrics",
+    "theory.measure", "audits.statistics", "models.heads", "theory.scale", "theory.extremes",
+    "theory.projectors", "theory.rho", "theory.ridge", "theory.descent", "theory.scores",
+)  # fmt: skip
+ELSEWHERE = {
+    "measure.spectrum_figures": "copies figures of a spectrum",
+    "measure.data_figures": "names and hashes of data",
+    "measure.Measurement": "holds figures",
+}
+
+
+def public():
+    """Every public function of the numerical rooms, and what the package exports as one."""
+    for room in ROOMS:
+        module, short = importlib.import_module(f"immunis.{room}"), room.split(".")[1]
+        for name, thing in vars(module).items():
+            if name.startswith("_") or getattr(thing, "__module__", "") != module.__name__:
+                continue
+            if inspect.isfunction(thing):
+                yield f"{short}.{name}"
+            if inspect.isclass(thing):
+                for method, body in vars(thing).items():
+                    if not method.startswith("_") and inspect.isfunction(
+                        getattr(body, "__func__", body)
+                    ):
+                        yield f"{short}.{name}.{method}"
+    for name in immunis.__all__:
+        if inspect.isfunction(getattr(immunis, name)):
+            yield getattr(immunis, name).__module__.split(".")[-1] + f".{name}"
+
+
+def test_every_public_function_has_a_check():
+    elsewhere = {*ELSEWHERE, "audit.audit"}  # its figures come from functions checked here
+    assert not {name for name in public() if name not in CHECKS and name not in elsewhere}

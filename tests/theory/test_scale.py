@@ -1,0 +1,313 @@
+"""Numbers at the ends of float64's range: each test is a fault that fuzzing once found."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from helpers.arenas import arena_for, separable
+from immunis import (
+    InputError,
+    NumericalError,
+    PreconditionedLinear,
+    SettingsError,
+    Spectrum,
+    Task,
+    audit,
+    condition_number_interval,
+    extremes,
+    gram,
+    immunize,
+    reference_condition_number,
+)
+from immunis.attacks import ATTACKS
+from immunis.audits.statistics import interval, residual_advantage
+from immunis.core.jobs import sweep
+from immunis.theory import guarantees as g
+from immunis.theory import regularizers as r
+from immunis.theory import rho as readable
+from immunis.theory.descent import line_search
+from immunis.theory.gram import gram_of
+from immunis.theory.metrics import as_extractor, norm_ratio_curve, score
+from immunis.theory.projectors import leading_projector, trailing_projector
+from immunis.theory.scale import answer, carry, unit
+from immunis.theory.spectrum import eigh
+
+F = torch.float64
+S = torch.diag(torch.tensor([4.0, 2.0, 1.0], dtype=F))
+
+
+@pytest.mark.parametrize("peak", [1e-320, 1e-300, 1.0, 1e300])
+def test_unit_scale_is_exact_and_reversible(peak):
+    x = torch.tensor([[peak, -peak / 4]], dtype=F)
+    values, exponent = unit(x)
+    assert 0.5 <= float(values.abs().max()) < 1
+    assert torch.equal(carry(values, exponent), x)
+
+
+def test_an_answer_that_does_not_fit_is_refused():
+    one = torch.ones(1, dtype=F)
+    assert float(answer(one, -126, torch.float32, "x")) == 2.0**-126
+    for exponent, dtype in ((-127, torch.float32), (128, torch.float32), (-1023, F), (5000, F)):
+        with pytest.raises(NumericalError, match="too large" if exponent > 0 else "too small"):
+            answer(one, exponent, dtype, "x")
+    with pytest.raises(NumericalError, match="R_well is too small"):  # it would be subnormal
+        r.r_well(torch.diag(torch.tensor([3e-156, 1e-156], dtype=F)))
+
+
+def test_equal_numbers_scatter_by_exactly_nothing():
+    x = torch.full((7, 2), 0.1, dtype=F)  # their mean rounds to another number
+    moments = gram_of(x)
+    moments.add(x)
+    assert not moments.scatter.any()
+    assert Spectrum.of(moments, center=True).rank == 0
+
+
+def test_a_block_is_added_in_place():
+    moments = gram_of(torch.randn(4, 3))
+    held = moments.scatter.data_ptr()
+    moments.add(torch.randn(5, 3))
+    assert moments.scatter.data_ptr() == held
+    with pytest.raises(InputError, match="2 features"):
+        moments.add(torch.randn(5, 2))
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-300])
+def test_moments_that_a_map_sends_out_of_range_are_refused(size):
+    with pytest.raises(NumericalError, match="float64"):
+        gram_of(torch.randn(5, 2) + 3).transform(size * torch.eye(2, dtype=F)).matrix()
+
+
+@pytest.mark.parametrize("size", [1e-298, 1e298])
+def test_a_spectrum_whose_cutoff_would_not_fit_is_refused(size):
+    with pytest.raises(InputError, match="1e-290 and 1e\\+290"):
+        Spectrum.of(size * S)
+
+
+def test_a_ridge_below_the_rounding_is_refused():
+    flat = Spectrum.of(1e30 * torch.ones(2, 2, dtype=F))
+    with pytest.raises(InputError, match="lost in the rounding"):
+        flat.ridge_condition_number(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "size"),
+    [(r.r_well, 1e200), (r.r_well, 1e-200), (r.r_ill, 1e120), (r.r_ill, 1e-120)],
+)
+def test_a_regularizer_out_of_range_is_refused_not_zero_or_infinite(call, size):
+    assert float(call(S)) > 0
+    with pytest.raises(NumericalError, match="for torch.float64"):
+        call(size * S)
+
+
+@pytest.mark.parametrize("size", [2.0**-600, 2.0**600])
+def test_kappa_and_its_gradient_hold_at_any_scale(size):
+    assert float(r.kappa(size * S)) == 4
+    torch.testing.assert_close(size * r.kappa_gradient(size * S), r.kappa_gradient(S))
+
+
+def test_integers_get_a_fractional_answer():
+    assert float(r.r_well(torch.tensor([[2, 0], [0, 1]]))) == 0.75
+
+
+def test_products_out_of_range_are_refused():
+    for size in (1e200, 1e-200):
+        with pytest.raises(NumericalError, match="product"):
+            r.feature_hessian(size * torch.ones(2, 2, dtype=F))
+    assert not r.linear_hessian(torch.eye(2, dtype=F), torch.zeros(2, 2, dtype=F)).any()
+
+
+def test_rho_and_its_gradient_know_no_unit():
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 3, dtype=F), torch.randn(20, 2, dtype=F)
+    for size in (2.0**-900, 2.0**900):
+        assert float(readable.rho(size * x, y / size)) == float(readable.rho(x, y))
+        torch.testing.assert_close(
+            size * readable.rho_gradient(size * x, y),
+            readable.rho_gradient(x, y),
+            rtol=0,
+            atol=1e-15,
+        )
+
+
+def test_certified_steps_scale_with_the_spectrum():
+    sigma = torch.tensor([3.0, 2.0, 1.0], dtype=F)
+    for size in (2.0**-300, 2.0**300):
+        assert g.certified_well_step(size * sigma, 3) * size == g.certified_well_step(sigma, 3)
+        assert g.certified_ill_step(size * sigma) / size**3 == g.certified_ill_step(sigma)
+        after = g.eigenvalues_after_ill_step(size * sigma, g.certified_ill_step(size * sigma))
+        assert float(after[0] / after[-1]) > 3
+    with pytest.raises(NumericalError, match="step size"):
+        g.certified_ill_step(1e200 * sigma)
+    with pytest.raises(InputError, match="1e-100 of the largest"):
+        g.certified_well_step(torch.tensor([1e300, 1e-300], dtype=F), 2)
+
+
+def test_the_ceiling_does_not_know_either_tasks_unit():
+    torch.manual_seed(0)
+    p, h = (torch.randn(20, 3, dtype=F) * torch.tensor([1.0, 2, 3]) for _ in range(2))
+    plain = g.ceiling(gram_of(p), gram_of(h))
+    for a, b in ((1e60, 1e-60), (1e-60, 1e60), (1e139, 1e139)):
+        assert g.ceiling(gram_of(a * p), gram_of(b * h)) == pytest.approx(plain, rel=1e-9)
+    with pytest.raises(NumericalError, match="ratio of the harmful to the primary"):
+        g.ceiling(gram_of(1e130 * p), gram_of(1e-130 * h))
+
+
+def test_a_norm_ratio_knows_no_unit():
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 3, dtype=F), torch.randn(20, 1, dtype=F)
+    plain = norm_ratio_curve(gram_of(x, y), 5)
+    torch.testing.assert_close(norm_ratio_curve(gram_of(1e120 * x, 1e-120 * y), 5), plain)
+
+
+def test_descent_stays_at_the_optimum_when_only_rounding_is_left():
+    x = torch.tensor([[1e6, 1e6 + 1], [1e6 - 2, 1e6]], dtype=F)
+    h, b = x.T @ x, x.T @ torch.tensor([[0.3], [-0.7]], dtype=F)
+    flat = torch.ones(2, 2, dtype=F) * h[0, 0]
+    path = line_search(flat, torch.full((2, 1), float(b[0]), dtype=F))
+    steps = [next(path) for _ in range(50)]
+    torch.testing.assert_close(steps[-1], steps[1], rtol=1e-9, atol=0)
+
+
+def test_r_squared_knows_no_unit_and_needs_finite_predictions():
+    y = torch.tensor([1.0, 2.0, 4.0], dtype=F)
+    x = torch.ones(3, 1)
+    for size in (1e-300, 1.0, 1e300):
+        task = Task((x, size * y))
+        found = score(lambda inputs, size=size: size * torch.full((3, 1), 2.0, dtype=F), task)
+        assert found == pytest.approx(1 - 5 / (14 / 3))
+    for kind in (Task((x, y)), Task((x, torch.tensor([0, 1, 1])))):
+        with pytest.raises(NumericalError, match="predicts NaN"):
+            score(lambda inputs: torch.full((3, 2), math.nan), kind)
+
+
+@pytest.mark.parametrize(("size", "ridge"), [(1e-155, 1.0), (1e200, 1e-6), (1e-200, 0.0)])
+def test_the_preconditioned_gradient_holds_at_any_scale(size, ridge):
+    layer = PreconditionedLinear(1, 1, bias=False, ridge=ridge, dtype=F)
+    layer(torch.tensor([[3 * size]], dtype=F)).sum().backward()
+    expected = 3 * size / ridge if ridge == 1 else 1 / (3 * size)
+    assert float(layer.weight.grad) == pytest.approx(expected)
+
+
+def test_a_preconditioned_gradient_of_nan_is_refused():
+    layer = PreconditionedLinear(1, 1, dtype=F)
+    with pytest.raises(NumericalError, match="NaN"):
+        layer(torch.tensor([[math.nan]], dtype=F)).sum().backward()
+
+
+def test_a_layer_whose_dtype_cannot_hold_theta_is_refused():
+    torch.manual_seed(0)
+    p, h = (Task((1e-8 * torch.randn(30, 3, dtype=F), torch.arange(30) % 2)) for _ in range(2))
+    with pytest.raises(NumericalError, match="too large for torch.float16"):
+        immunize(torch.eye(3, dtype=torch.float16), p, h, "frontier")
+
+
+def test_a_head_that_the_layers_dtype_cannot_hold_is_refused():
+    torch.manual_seed(0)
+    p, h = (Task((1e-6 * torch.randn(30, 3, dtype=F), torch.arange(30) % 2)) for _ in range(2))
+    with pytest.raises(NumericalError, match="compensated head is too large for torch.float16"):
+        immunize(torch.eye(3, dtype=torch.float16), p, h, "erase")
+
+
+def test_the_leading_projector_refuses_zero():
+    with pytest.raises(InputError, match="zero"):
+        leading_projector(torch.zeros(2, 2))
+
+
+def test_intervals_of_diverged_scores_do_not_overflow():
+    found = interval([-1e300, -2e300, -3e300])
+    assert found["mean"] == -2e300
+    assert found["high"] - found["low"] == pytest.approx(2 * 4.302652729911275e300 / math.sqrt(3))
+    with pytest.raises(InputError, match="level"):
+        interval([1.0, 2.0], level=1.5)
+    assert math.isnan(residual_advantage(1e308, 0.5, -1e308))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+@pytest.mark.parametrize("name", ["knn", "kernel", "ridge"])
+def test_closed_form_attacks_read_features_of_any_unit(name, size):
+    def data(seed):
+        x, y = separable(60, seed)
+        return (x * np.float32(size)).astype(np.float32), y
+
+    model = nn.Sequential(nn.Identity(), nn.Linear(6, 3)).eval()
+    arena = arena_for(ATTACKS[name], data=data, model=model)
+    first = {key: options[0] for key, options in ATTACKS[name].space(arena).items()}
+    assert ATTACKS[name].run(arena, first)[-1].test > 0.9
+
+
+TAKES_A_MATRIX = {
+    "Spectrum.of": lambda m: Spectrum.of(m).eigenvalues,
+    "extremes": lambda m: torch.tensor(extremes(m).condition_number),
+    "reference_condition_number": lambda m: torch.tensor(reference_condition_number(m)),
+    "interval": lambda m: torch.tensor(condition_number_interval(m, groups=2, size=3).mean),
+    "eigh": lambda m: eigh(m)[0],
+    "projectors": lambda m: leading_projector(m)[1] + trailing_projector(m).bottom,
+    "r_well": lambda m: r.r_well(m) + r.r_well_gradient(m).sum(),
+    "r_ill": lambda m: r.r_ill(m) + r.r_ill_gradient(m).sum(),
+    "kappa": lambda m: r.kappa(m) + r.kappa_gradient(m).sum(),
+    "rho": lambda m: readable.rho(m, m) + readable.rho_gradient(m, m).sum(),
+    "hessians": lambda m: r.feature_hessian(m) + r.linear_hessian(m, m),
+    "hessian_to_theta": lambda m: r.hessian_to_theta(m, m, m),
+    "gram": lambda m: gram(m).matrix(),
+    "gram_of": lambda m: gram_of(m, m).matrix(),
+    "transform": lambda m: gram_of(S).transform(m).matrix(),
+    "steps": lambda m: g.eigenvalues_after_ill_step(m[0], 0.1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("name", TAKES_A_MATRIX)
+def test_matrices_are_taken_as_arrays_or_refused_by_name(name):
+    call, plain = TAKES_A_MATRIX[name], S + 1
+    expected = call(plain)
+    for same in (plain.numpy(), np.asfortranarray(plain.numpy()[::-1])[::-1], np.ma.array(plain)):
+        assert torch.equal(call(same), expected)
+    if name != "steps":  # a row of those is taken below; sparse ones have none
+        assert torch.equal(call(plain.to_sparse()), expected)
+    other = [
+        plain.to(torch.float8_e4m3fn), plain.to("meta"), plain.to(torch.complex64),
+        torch.quantize_per_tensor(plain.float(), 0.1, 0, torch.qint8),
+        np.ma.masked_less(plain.numpy(), 2), plain.numpy().astype(str),
+    ]  # fmt: skip
+    for foreign in other:
+        with pytest.raises(InputError):
+            call(foreign)
+
+
+def test_masked_values_are_refused_not_read():
+    x = np.ma.masked_greater(np.arange(12.0).reshape(4, 3), 10)
+    with pytest.raises(InputError, match=r"1 masked value\(s\) came; drop those rows"):
+        gram(x)
+    with pytest.raises(InputError, match="masked"):
+        Task((x, np.arange(4) % 2))
+
+
+@pytest.mark.parametrize("bad", [2.5, True, None, "2", 2**70, -1, math.nan])
+def test_settings_that_count_are_whole_numbers(bad):
+    torch.manual_seed(0)
+    x = torch.randn(20, 3, dtype=F)
+    task = Task((x, torch.arange(20) % 2))
+    calls = {
+        "seed": lambda: immunize(torch.eye(3), task, task, "frontier", seed=bad),
+        "steps": lambda: norm_ratio_curve(gram(task), bad),
+        "groups": lambda: condition_number_interval(x, groups=bad, size=5),
+        "size": lambda: condition_number_interval(x, groups=2, size=bad),
+        "workers": lambda: sweep({}, workers=bad),
+        "seeds": lambda: audit({}, task, task, seeds=bad),
+    }
+    for name, call in calls.items():
+        with pytest.raises(SettingsError, match=f"{name}="):
+            call()
+    assert len(norm_ratio_curve(gram(task), np.int64(2))) == 3
+
+
+def test_an_extractor_is_a_plain_matrix():
+    for theta in (torch.eye(3, device="meta"), torch.eye(3).to(torch.float8_e4m3fn)):
+        with pytest.raises(InputError):
+            as_extractor(theta)
+        task = Task((torch.randn(20, 3), torch.arange(20) % 2))
+        with pytest.raises(InputError):
+            immunize(theta, task, task, "frontier")
