@@ -21,14 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from reference import naive_algorithm_1
 
-from immunis import (
-    RankWarning,
-    Record,
-    Task,
-    gram,
-    immunize,
-    relative_immunization_ratio,
-)
+from immunis import RankWarning, Record, Task, gram, immunize, relative_immunization_ratio
 from immunis.core.errors import InputError
 from immunis.data.sources import house_prices, mnist_pair
 

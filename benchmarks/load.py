@@ -24,14 +24,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from immunis import (
-    Record,
-    Task,
-    audit,
-    extremes,
-    gram,
-    immunize,
-)
+from immunis import Record, Task, audit, extremes, gram, immunize
 from immunis.core.jobs import Job, sweep
 from immunis.theory.gram import gram_of
 

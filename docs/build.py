@@ -1,8 +1,8 @@
 """Rewrite the tables and figures in the docs from the records in ``results/``.
 
 A table stands between ``<!-- table: RECORD -->`` and ``<!-- end -->``; a figure is
-``docs/images/RECORD-FIGURE.png``. ``tests/whole/test_docs.py`` fails where one differs from its record.
-Run: ``python docs/build.py``.
+``docs/images/RECORD-FIGURE.png``. ``tests/whole/test_docs.py`` fails where one differs from its
+record. Run: ``python docs/build.py``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from doctables import (
-    bench_table,
-    brief_table,
-    carry_over_table,
-    load_table,
-    step_table,
-    time_table,
-)
+from doctables import bench_table, brief_table, carry_over_table, load_table, step_table, time_table
 
 from immunis.audits.statistics import advantage
 from immunis.core.files import write_bytes, write_text
@@ -29,12 +22,7 @@ from immunis.paper import figures as reproduced
 from immunis.paper import tables as again
 from immunis.report import figures
 from immunis.report.format import Table, number
-from immunis.report.tables import (
-    audit_table,
-    demo_table,
-    models_table,
-    worst_case_table,
-)
+from immunis.report.tables import audit_table, demo_table, models_table, worst_case_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -56,12 +56,7 @@ def step_table(record: Record) -> Table:
                 continue
             times = [f"{found[key]:.1f}" for key in ("without", method)]
             rows.append(
-                [
-                    f"`{method}`, {network}",
-                    *times,
-                    number(ratio["ratio"]),
-                    str(ratio["target"]),
-                ]
+                [f"`{method}`, {network}", *times, number(ratio["ratio"]), str(ratio["target"])]
             )
     return Table(record.name, ["step", "ms without", "ms with", "ratio", "at most"], rows)
 

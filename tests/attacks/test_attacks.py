@@ -11,19 +11,8 @@ from torch import nn
 from helpers.arenas import IMAGES, arena_for, image_data, separable
 from helpers.networks import Residual
 from helpers.tasks import make_task
-from immunis import (
-    SettingsError,
-    Task,
-    gram,
-    immunize,
-)
-from immunis.attacks import (
-    ATTACKS,
-    GROUPS,
-    PRESETS,
-    check_space,
-    select,
-)
+from immunis import SettingsError, Task, gram, immunize
+from immunis.attacks import ATTACKS, GROUPS, PRESETS, check_space, select
 from immunis.attacks.contract import (
     Arena,
     Attack,
@@ -129,9 +118,7 @@ def test_lbfgs_equals_ridge_at_the_optimum():
     features = arena.features().scaled()
     penalty = 1e-2  # of the mean squared error: λ = penalty·n in the sum
     found = ATTACKS["lbfgs"].run(arena, {"rate": 1.0, "penalty": penalty})[-1]
-    moments = gram(
-        Task((features.z.double(), features.y)),
-    )
+    moments = gram(Task((features.z.double(), features.y)))
     relative = penalty * features.samples / float(moments.scatter.diagonal().mean())
     weights, bias = ridge_probe(moments, relative)
     expected = features.scores(lambda z: z.double() @ weights + bias)

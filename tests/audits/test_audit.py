@@ -12,13 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.networks import Residual
-from immunis import (
-    InputError,
-    SettingsError,
-    Task,
-    audit,
-    immunize,
-)
+from immunis import InputError, SettingsError, Task, audit, immunize
 from immunis.attacks import ATTACKS
 from immunis.attacks.contract import Attack
 from immunis.audits.feature_cache import Reader

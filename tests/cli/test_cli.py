@@ -271,9 +271,7 @@ def test_mistakes_end_in_one_clear_error_and_leave_nothing_behind(
     (tmp_path / "file").write_text("x")
     np.savez(tmp_path / "p.npz", x_train=np.eye(4), y_train=[0, 1, 0, 1])
     np.savez(
-        tmp_path / "h.npz",
-        x_train=np.eye(4) * [1, 2, 3, 4] + np.ones(4),
-        y_train=[0, 0, 1, 1],
+        tmp_path / "h.npz", x_train=np.eye(4) * [1, 2, 3, 4] + np.ones(4), y_train=[0, 0, 1, 1]
     )
     np.savez(
         tmp_path / "unseen.npz",

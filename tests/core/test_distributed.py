@@ -197,7 +197,8 @@ def test_a_script_started_by_fabric_run_takes_its_settings(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(ROOT / 'tests')!r}]\n"
-        "import torch; from test_distributed import _run; from immunis.training.settings import Hardware\n"
+        "import torch; from test_distributed import _run\n"
+        "from immunis.training.settings import Hardware\n"
         "from immunis.core.distributed import rank, world\n"
         "result = _run(Hardware(precision='64-true'))\n"
         f"torch.save((world(), result.model.state_dict()), {str(tmp_path)!r} + f'/{{rank()}}.pt')\n"

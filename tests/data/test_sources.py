@@ -5,12 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from immunis import (
-    InputError,
-    Spectrum,
-    gram,
-    reference_condition_number,
-)
+from immunis import InputError, Spectrum, gram, reference_condition_number
 from immunis.audits.feature_cache import disjoint_rows
 from immunis.data.sources import (
     digit_parity,
@@ -43,8 +38,7 @@ def test_digits_are_split_without_overlap(digit_tasks):
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [{"primary": []}, {"primary": [1, 10]}, {"primary": [1, 2], "harmful": [2, 3]}],
+    "bad", [{"primary": []}, {"primary": [1, 10]}, {"primary": [1, 2], "harmful": [2, 3]}]
 )
 def test_impossible_digits_are_refused(bad):
     with pytest.raises(InputError, match="digits"):

@@ -17,12 +17,7 @@ from immunis.data.corrupt import Corrupt
 from immunis.data.loader import Stream
 from immunis.data.sources import ondevice
 from immunis.data.sources.images import images
-from immunis.data.sources.ondevice import (
-    Decoder,
-    Encoded,
-    packed,
-    shown,
-)
+from immunis.data.sources.ondevice import Decoder, Encoded, packed, shown
 from immunis.data.sources.pictures import Images, Item, decode
 
 SIZE, CPU = 32, torch.device("cpu")

@@ -5,12 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from immunis import (
-    SettingsError,
-    Task,
-    audit,
-    immunize,
-)
+from immunis import SettingsError, Task, audit, immunize
 from immunis.models.find_head import cut
 from immunis.models.rebuild import config
 from immunis.report.export import export

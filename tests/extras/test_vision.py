@@ -15,12 +15,7 @@ pytest.importorskip("timm")
 
 from helpers.images import write_cars, write_folders
 from helpers.networks import image_task
-from immunis import (
-    InputError,
-    SettingsError,
-    audit,
-    immunize,
-)
+from immunis import InputError, SettingsError, audit, immunize
 from immunis.data.sources import images, read_images
 from immunis.methods import get_method
 from immunis.models.find_head import cut
@@ -50,8 +45,7 @@ def vit():
 
 
 @pytest.mark.parametrize(
-    ("build", "head", "layers"),
-    [(resnet, "fc", ["layer4"]), (vit, "head", ["blocks.2", "norm"])],
+    ("build", "head", "layers"), [(resnet, "fc", ["layer4"]), (vit, "head", ["blocks.2", "norm"])]
 )
 class TestTimm:
     def test_is_cut_at_its_own_head(self, build, head, layers):

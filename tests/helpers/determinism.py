@@ -14,13 +14,7 @@ from pathlib import Path
 import torch
 
 from helpers.networks import small_net, tasks
-from immunis import (
-    Record,
-    Task,
-    audit,
-    immunize,
-    measure,
-)
+from immunis import Record, Task, audit, immunize, measure
 from immunis.data.sources import digits
 from immunis.paper import house_prices
 from immunis.recipes import demo

@@ -15,34 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from immunis import (
-    InputError,
-    Record,
-    SettingsError,
-    Task,
-    gram,
-    relative_immunization_ratio,
-)
+from immunis import InputError, Record, SettingsError, Task, gram, relative_immunization_ratio
 from immunis.attacks.contract import Arena, Data, Samples
 from immunis.core.jobs import Job
 from immunis.data.sources.house_prices import SHA256, find_or_fetch, released_split
 from immunis.data.sources.mnist import mnist_hashes, mnist_images, standardised
-from immunis.paper import (
-    house_prices,
-    loop,
-    mnist,
-    planned,
-    reproduce,
-)
+from immunis.paper import house_prices, loop, mnist, planned, reproduce
 from immunis.paper.attackers import attack, subset
 from immunis.paper.digits import Digits, JointRange, read_pairs
 from immunis.paper.figures import FIGURES
-from immunis.paper.judgement import (
-    compare,
-    judge,
-    published,
-    spread,
-)
+from immunis.paper.judgement import compare, judge, published, spread
 from immunis.paper.measures import Pair
 from immunis.paper.methods import ROWS, initial
 from immunis.paper.report import write

@@ -12,14 +12,7 @@ import torch
 
 from helpers import RESULTS
 from helpers.tasks import make_task
-from immunis import (
-    InputError,
-    Record,
-    Task,
-    audit,
-    immunize,
-    measure,
-)
+from immunis import InputError, Record, Task, audit, immunize, measure
 from immunis.report.card import FOLDER, render
 from immunis.report.card.charts import Axis
 from immunis.report.compare import compare

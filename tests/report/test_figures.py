@@ -6,12 +6,7 @@ import torch
 from torch import nn
 
 from helpers import RESULTS
-from immunis import (
-    InputError,
-    Record,
-    immunize,
-    measure,
-)
+from immunis import InputError, Record, immunize, measure
 from immunis.report.figures import norm_ratios, overview, spectra
 from immunis.report.gallery import drawings, write_figures
 from immunis.report.query import outlines

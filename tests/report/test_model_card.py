@@ -5,12 +5,7 @@ import torch
 import yaml
 
 from helpers import RESULTS
-from immunis import (
-    InputError,
-    Record,
-    immunize,
-    measure,
-)
+from immunis import InputError, Record, immunize, measure
 from immunis.report.card import render
 from immunis.report.model_card import model_card
 from immunis.report.text import ratio

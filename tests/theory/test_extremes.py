@@ -2,12 +2,7 @@ import pytest
 import torch
 
 from helpers import reference
-from immunis import (
-    InputError,
-    NumericalError,
-    extremes,
-    gram,
-)
+from immunis import InputError, NumericalError, extremes, gram
 from immunis import extremes as exported
 from immunis.theory.extremes import TOLERANCE
 

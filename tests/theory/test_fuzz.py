@@ -39,32 +39,16 @@ from immunis.attacks import ATTACKS
 from immunis.attacks.preprocess import whitening
 from immunis.audits import statistics as verdict
 from immunis.methods.erase import eraser
-from immunis.models.heads import (
-    checked_head,
-    compensated_head,
-    invertible,
-    least_squares_head,
-)
+from immunis.models.heads import checked_head, compensated_head, invertible, least_squares_head
 from immunis.theory import guarantees as g
-from immunis.theory import (
-    projectors,
-    scale,
-    spectrum,
-)
+from immunis.theory import projectors, scale, spectrum
 from immunis.theory import regularizers as r
-from immunis.theory import (
-    rho as readable,
-)
+from immunis.theory import rho as readable
 from immunis.theory.descent import line_search
 from immunis.theory.extremes import TOLERANCE
 from immunis.theory.gram import gram_of
 from immunis.theory.measure import degenerate_columns, paired_grams, spectrum_outline
-from immunis.theory.metrics import (
-    as_extractor,
-    class_scores,
-    norm_ratio_curve,
-    score,
-)
+from immunis.theory.metrics import as_extractor, class_scores, norm_ratio_curve, score
 from immunis.theory.ridge import ridge_probe
 from immunis.theory.spectrum import quiet_spectrum, relative_cutoff
 
@@ -307,9 +291,7 @@ def condition(i: Inputs):
 
 
 @checks(
-    "regularizers.linear_hessian",
-    "regularizers.feature_hessian",
-    "regularizers.hessian_to_theta",
+    "regularizers.linear_hessian", "regularizers.feature_hessian", "regularizers.hessian_to_theta"
 )
 def products(i: Inputs):
     x = i.x

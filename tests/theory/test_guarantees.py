@@ -22,12 +22,7 @@ from immunis.theory.guarantees import (
     well_steps,
     whiten,
 )
-from immunis.theory.regularizers import (
-    ill_gap,
-    linear_hessian,
-    r_ill_gradient,
-    r_well_gradient,
-)
+from immunis.theory.regularizers import ill_gap, linear_hessian, r_ill_gradient, r_well_gradient
 
 F = torch.float64
 spectra = st.lists(st.floats(1e-2, 1e2), min_size=2, max_size=7)

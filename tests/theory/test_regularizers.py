@@ -23,12 +23,7 @@ from immunis.theory.regularizers import (
     r_well,
     r_well_gradient,
 )
-from immunis.theory.rho import (
-    recalled,
-    rho,
-    rho_gradient,
-    rho_of_gram,
-)
+from immunis.theory.rho import recalled, rho, rho_gradient, rho_of_gram
 
 F = torch.float64
 spectra = st.lists(st.floats(1e-2, 1e2), min_size=2, max_size=7).filter(

@@ -93,8 +93,7 @@ def test_a_ridge_below_the_rounding_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("call", "size"),
-    [(r.r_well, 1e200), (r.r_well, 1e-200), (r.r_ill, 1e120), (r.r_ill, 1e-120)],
+    ("call", "size"), [(r.r_well, 1e200), (r.r_well, 1e-200), (r.r_ill, 1e120), (r.r_ill, 1e-120)]
 )
 def test_a_regularizer_out_of_range_is_refused_not_zero_or_infinite(call, size):
     assert float(call(S)) > 0

@@ -40,21 +40,9 @@ from immunis.theory.ridge import ridge_probe
 from immunis.training import checkpoint as checkpoints
 from immunis.training.heldout import HeldOut
 from immunis.training.loop import fit
-from immunis.training.objective import (
-    SUPERVISED,
-    Objective,
-    View,
-    supervised_only,
-)
+from immunis.training.objective import SUPERVISED, Objective, View, supervised_only
 from immunis.training.run import Run
-from immunis.training.selection import (
-    RIDGES,
-    crossed,
-    doubts,
-    merit,
-    read_by_probes,
-    ridge_answers,
-)
+from immunis.training.selection import RIDGES, crossed, doubts, merit, read_by_probes, ridge_answers
 from immunis.training.settings import Hardware, Training
 
 DEEP = [name for name, method in METHODS.items() if method.objective is not None]

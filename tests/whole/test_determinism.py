@@ -63,10 +63,7 @@ def differences(one, two, tolerance, where=""):
         yield where, one, two
 
 
-def test_the_number_of_threads_changes_records_within_tolerance(
-    single,
-    house_folder,
-):
+def test_the_number_of_threads_changes_records_within_tolerance(single, house_folder):
     double = in_a_process(2, house_folder)
     for kind in KINDS:
         assert not list(differences(single[kind], double[kind], TOLERANCE[kind])), kind

@@ -19,13 +19,7 @@ from PIL import Image
 
 from helpers import faulty
 from helpers.networks import small_net, tasks
-from immunis import (
-    InputError,
-    OutputError,
-    Record,
-    SettingsError,
-    immunize,
-)
+from immunis import InputError, OutputError, Record, SettingsError, immunize
 from immunis.core.files import (
     LOCK,
     OLD,

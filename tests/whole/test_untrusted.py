@@ -360,10 +360,7 @@ def test_markup_in_names_stays_text(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (
-            '{"kind": "x", "name": "y", "figures": {}, "schema": 2}',
-            "schema 2; this .* Upgrade",
-        ),
+        ('{"kind": "x", "name": "y", "figures": {}, "schema": 2}', "schema 2; this .* Upgrade"),
         ('{"kind": "x", "name": "y", "figures": {}, "schema": true}', "schema True; this"),
         ('{"kind": "x", "name": "y", "schema": 1, "figures": ' + "[" * 100_000, "not JSON"),
         ('{"kind": "x", "name": "y", "figures": {}, "schema": ' + "9" * 10_000 + "}", "not JSON"),

@@ -41,12 +41,7 @@ from immunis.attacks.probes import (
     standardise,
     whiten,
 )
-from immunis.attacks.surgery import (
-    concat_blocks,
-    drop_last,
-    earlier_layer,
-    invert_last,
-)
+from immunis.attacks.surgery import concat_blocks, drop_last, earlier_layer, invert_last
 from immunis.core.errors import SettingsError, unknown
 
 GROUPS: dict[str, tuple[Attack, ...]] = {

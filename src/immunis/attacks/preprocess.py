@@ -11,12 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from immunis.attacks.contract import (
-    Arena,
-    Features,
-    Meter,
-    whiten_flops,
-)
+from immunis.attacks.contract import Arena, Features, Meter, whiten_flops
 from immunis.theory.feature_maps import unit_rows
 from immunis.theory.gram import check_squares
 from immunis.theory.spectrum import eigh, relative_cutoff

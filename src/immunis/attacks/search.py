@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Point,
-    Settings,
-    Space,
-)
+from immunis.attacks.contract import Arena, Attack, Point, Settings, Space
 from immunis.core.errors import InputError, SettingsError
 
 FEW, FOLDS, FIFTHS = 500, 3, 5

@@ -14,12 +14,7 @@ import torch
 from immunis.attacks import ATTACKS, check_space, select
 from immunis.attacks.contract import Samples
 from immunis.audits.describe import describe
-from immunis.audits.feature_cache import (
-    Reader,
-    chance_of,
-    disjoint_rows,
-    samples_of,
-)
+from immunis.audits.feature_cache import Reader, chance_of, disjoint_rows, samples_of
 from immunis.audits.jobs import Docket
 from immunis.audits.statistics import predictors, summarise, worst_case
 from immunis.core.controls import CONTROL, SCRATCH

@@ -11,12 +11,7 @@ import numpy as np
 import torch
 
 from immunis.attacks.contract import Samples
-from immunis.audits.feature_cache import (
-    Reader,
-    array_of,
-    chance_of,
-    samples_of,
-)
+from immunis.audits.feature_cache import Reader, array_of, chance_of, samples_of
 from immunis.core.errors import RankWarning
 from immunis.data.loader import PER_DIMENSION, SAMPLES, spread
 from immunis.data.targets import encode

@@ -111,10 +111,7 @@ def _share(defended: float, original: float, untrained: float) -> float:
 
 
 def summarise(
-    outcomes: Mapping[str, Sequence[Mapping[str, Any]]],
-    original: str,
-    control: str,
-    chance: float,
+    outcomes: Mapping[str, Sequence[Mapping[str, Any]]], original: str, control: str, chance: float
 ) -> dict[str, Any]:
     """Figures of one attack: outcomes of each model, one per seed, compared with each other.
 

@@ -80,8 +80,7 @@ Json = Annotated[
 ]
 
 DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Only estimate time and memory, from a short pilot."),
+    bool, typer.Option("--dry-run", help="Only estimate time and memory, from a short pilot.")
 ]
 Device = Annotated[
     str, typer.Option(help="cpu, cuda, auto, or mps (not to train): where models run.")

@@ -21,12 +21,7 @@ from typing import Any
 import torch
 
 from immunis.core.errors import InputError, SettingsError
-from immunis.core.files import (
-    make_folder,
-    sealed,
-    unsealed,
-    write_text,
-)
+from immunis.core.files import make_folder, sealed, unsealed, write_text
 from immunis.core.records import plain, special
 from immunis.core.settings import whole
 

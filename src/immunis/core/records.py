@@ -21,12 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from immunis.core.errors import InputError
-from immunis.core.files import (
-    checksum,
-    sealed,
-    unsealed,
-    write_text,
-)
+from immunis.core.files import checksum, sealed, unsealed, write_text
 
 SCHEMA = 1
 PACKAGES = ("immunis", "torch", "numpy", "scipy", "scikit-learn")

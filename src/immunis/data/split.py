@@ -28,13 +28,7 @@ from torch.utils.data import (
 
 from immunis.core.errors import InputError
 from immunis.data.checks import as_tensor, check_batch, hash_rows
-from immunis.data.corrupt import (
-    MOST_CORRUPT,
-    Corrupt,
-    Guarded,
-    collate,
-    guarded,
-)
+from immunis.data.corrupt import MOST_CORRUPT, Corrupt, Guarded, collate, guarded
 
 Batch = tuple[Tensor, Tensor]
 

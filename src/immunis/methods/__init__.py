@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from immunis.core.errors import unknown
-from immunis.methods import (
-    condition,
-    erase,
-    frontier,
-    imma,
-    opt_kappa,
-    probe,
-    r_ill,
-)
+from immunis.methods import condition, erase, frontier, imma, opt_kappa, probe, r_ill
 from immunis.methods.base import LinearProblem, Method, Solution
 
 METHODS: dict[str, Method] = {

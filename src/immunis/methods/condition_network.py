@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from immunis.core.settings import require
 from immunis.models.cut import Cut
 from immunis.theory.regularizers import feature_hessian, r_ill, r_well
-from immunis.training.objective import (
-    SUPERVISED,
-    Objective,
-    Terms,
-    View,
-)
+from immunis.training.objective import SUPERVISED, Objective, Terms, View
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,7 @@ from torch import Tensor
 
 from immunis.core.settings import require
 from immunis.methods import imma_network as network
-from immunis.methods.base import (
-    Descent,
-    LinearProblem,
-    Method,
-    Solution,
-    descend,
-)
+from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,7 @@ from typing import Literal
 
 from immunis.core.settings import require
 from immunis.models.cut import Cut
-from immunis.training.objective import (
-    SUPERVISED,
-    Attacker,
-    Balanced,
-    Objective,
-)
+from immunis.training.objective import SUPERVISED, Attacker, Balanced, Objective
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,7 @@ from immunis.methods.linear import LinearRun
 from immunis.methods.network import NetworkRun, defend
 from immunis.models.cut import Cut, Joined
 from immunis.models.find_head import cut
-from immunis.models.heads import (
-    checked_head,
-    compensated_head,
-    invertible,
-    least_squares_head,
-)
+from immunis.models.heads import checked_head, compensated_head, invertible, least_squares_head
 from immunis.theory.measure import paired_grams
 from immunis.theory.metrics import as_extractor, check_pair
 from immunis.theory.scale import answer

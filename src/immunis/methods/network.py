@@ -17,12 +17,7 @@ from torch import Tensor, nn
 from immunis.core.distributed import world
 from immunis.core.errors import InputError
 from immunis.core.records import Record
-from immunis.data.loader import (
-    PER_DIMENSION,
-    SAMPLES,
-    Stream,
-    spread,
-)
+from immunis.data.loader import PER_DIMENSION, SAMPLES, Stream, spread
 from immunis.data.targets import encode
 from immunis.data.task import Task
 from immunis.methods import get_method
@@ -37,12 +32,7 @@ from immunis.theory.rho import rho_of_gram
 from immunis.theory.scores import score
 from immunis.theory.spectrum import quiet_spectrum
 from immunis.training.loop import Fit, fit
-from immunis.training.settings import (
-    Hardware,
-    Training,
-    hardware_of,
-    training_of,
-)
+from immunis.training.settings import Hardware, Training, hardware_of, training_of
 
 BATCH = 256
 

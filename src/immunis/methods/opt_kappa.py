@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from immunis.methods import opt_kappa_network as network
-from immunis.methods.base import (
-    Descent,
-    LinearProblem,
-    Method,
-    Solution,
-    descend,
-)
+from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
 from immunis.theory.regularizers import hessian_to_theta, kappa_gradient, linear_hessian
 
 

@@ -22,13 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from immunis.core.distributed import (
-    joined,
-    summed,
-    summed_with_gradient,
-    total_rows,
-    world,
-)
+from immunis.core.distributed import joined, summed, summed_with_gradient, total_rows, world
 from immunis.core.errors import NumericalError, SettingsError
 from immunis.core.settings import require
 from immunis.models.cut import Cut
@@ -36,13 +30,7 @@ from immunis.theory.feature_maps import even, fourier, white
 from immunis.theory.neighbours import nu
 from immunis.theory.regularizers import closed_form
 from immunis.theory.rho import rho
-from immunis.training.objective import (
-    SUPERVISED,
-    Attacker,
-    Objective,
-    Terms,
-    View,
-)
+from immunis.training.objective import SUPERVISED, Attacker, Objective, Terms, View
 
 WIDTH = 0.5  # of the kernel that lifted features stand for, over the number of features
 STILL = 1e-6  # share of the mean square that stands for the variance of features without any

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from immunis.methods import r_ill_network as network
-from immunis.methods.base import (
-    Descent,
-    LinearProblem,
-    Method,
-    Solution,
-    descend,
-)
+from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
 from immunis.theory.regularizers import linear_hessian, r_ill_gradient
 
 

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 
 from immunis.core.errors import ImmunisError, InputError, unknown
 from immunis.models.cut import OUTPUT, Cut, Joined
-from immunis.models.outputs import (
-    fitting,
-    logits_of,
-    pooled,
-    tensor_of,
-)
+from immunis.models.outputs import fitting, logits_of, pooled, tensor_of
 from immunis.models.stages import feeds, gets_past, stages_of
 
 

@@ -27,12 +27,7 @@ from immunis.paper import loop
 from immunis.paper.attackers import ORIGINAL, attack, paid
 from immunis.paper.judgement import compare, published
 from immunis.paper.measures import Pair, norm_ratios
-from immunis.paper.methods import (
-    CLOSED,
-    ROWS,
-    Found,
-    Setting,
-)
+from immunis.paper.methods import CLOSED, ROWS, Found, Setting
 from immunis.theory.gram import gram
 from immunis.theory.measure import data_figures
 

@@ -21,12 +21,7 @@ from immunis.theory.gram import Gram, gram, symmetric
 from immunis.theory.guarantees import ceiling, whiten
 from immunis.theory.measure import RIDGE
 from immunis.theory.metrics import as_extractor, norm_ratio_curve
-from immunis.theory.spectrum import (
-    Spectrum,
-    eigh,
-    quiet_spectrum,
-    reference_condition_number,
-)
+from immunis.theory.spectrum import Spectrum, eigh, quiet_spectrum, reference_condition_number
 
 
 @dataclass(frozen=True)

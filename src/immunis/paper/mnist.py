@@ -24,15 +24,7 @@ from immunis.data.sources.mnist import SHA256, mnist_hashes, mnist_images
 from immunis.methods import LinearProblem
 from immunis.paper import loop
 from immunis.paper.attackers import ORIGINAL, attack, subset
-from immunis.paper.digits import (
-    ATTACKER,
-    DEFENDER,
-    PRIMARY,
-    Digits,
-    JointRange,
-    Task,
-    check_pair,
-)
+from immunis.paper.digits import ATTACKER, DEFENDER, PRIMARY, Digits, JointRange, Task, check_pair
 from immunis.paper.judgement import KINDS, published
 from immunis.paper.measures import Pair
 from immunis.paper.methods import ROWS, Setting

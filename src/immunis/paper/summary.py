@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 
 from immunis.paper.attackers import ATTACKS, ORIGINAL, paid
-from immunis.paper.judgement import (
-    FACTORS,
-    KINDS,
-    LARGE,
-    judge,
-    means,
-    spread,
-    with_failures,
-)
+from immunis.paper.judgement import FACTORS, KINDS, LARGE, judge, means, spread, with_failures
 from immunis.paper.methods import ROWS
 
 Runs = Sequence[Mapping[str, Any]]

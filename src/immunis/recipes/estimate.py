@@ -23,12 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from immunis.attacks import ATTACKS, select
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    NotApplicableError,
-    Samples,
-)
+from immunis.attacks.contract import Arena, Attack, NotApplicableError, Samples
 from immunis.attacks.search import narrowed, search
 from immunis.audits.audit import TRANSFER
 from immunis.audits.feature_cache import Reader, samples_of
@@ -46,13 +41,7 @@ from immunis.report.format import Table
 from immunis.training.loop import fit
 from immunis.training.objective import Objective, supervised_only
 from immunis.training.run import divided
-from immunis.training.settings import (
-    Hardware,
-    Role,
-    Training,
-    device_of,
-    training_of,
-)
+from immunis.training.settings import Hardware, Role, Training, device_of, training_of
 
 STEPS = 6  # of a training pilot; the first half warms up
 BUDGETS = (4, 12)  # steps of the two pilots of an attack
@@ -244,11 +233,7 @@ def _training(
 
 
 def _solved(
-    recipe: Recipe,
-    table: Mapping[str, Any],
-    model: nn.Module | Tensor,
-    tasks: Tasks,
-    steps: int,
+    recipe: Recipe, table: Mapping[str, Any], model: nn.Module | Tensor, tasks: Tasks, steps: int
 ) -> float:
     """Seconds of a linear method: run as it is, or ``a + c·steps`` where it takes many.
 

@@ -15,13 +15,7 @@ from immunis.core.errors import InputError, SettingsError, unknown
 from immunis.core.settings import check, fits
 from immunis.methods import get_method
 from immunis.models.zoo import LIBRARIES
-from immunis.recipes.recipe import (
-    NETWORKS,
-    SOURCES,
-    TABLES,
-    Recipe,
-    training_for,
-)
+from immunis.recipes.recipe import NETWORKS, SOURCES, TABLES, Recipe, training_for
 from immunis.training.settings import training_of
 
 FOLDER = Path(__file__).parent

@@ -20,12 +20,7 @@ from immunis.attacks.search import need_optuna
 from immunis.audits.audit import Audit, audit
 from immunis.core.controls import ORIGINAL
 from immunis.core.distributed import rank
-from immunis.core.errors import (
-    InputError,
-    RankWarning,
-    SettingsError,
-    unknown,
-)
+from immunis.core.errors import InputError, RankWarning, SettingsError, unknown
 from immunis.core.files import make_folder, write_bytes
 from immunis.core.hashing import state_digest
 from immunis.core.jobs import key_of

@@ -15,12 +15,7 @@ from immunis.core.records import Record
 from immunis.core.version import __version__
 from immunis.models.rebuild import shown
 from immunis.report.format import Table, inline, number
-from immunis.report.query import (
-    complete,
-    defended,
-    leading,
-    per_class,
-)
+from immunis.report.query import complete, defended, leading, per_class
 from immunis.report.tables import (
     audit_table,
     class_table,
@@ -29,14 +24,7 @@ from immunis.report.tables import (
     transfer_table,
     worst_case_table,
 )
-from immunis.report.text import (
-    COLUMNS,
-    ceiling,
-    headline,
-    not_tested,
-    threat_model,
-    unlike,
-)
+from immunis.report.text import COLUMNS, ceiling, headline, not_tested, threat_model, unlike
 
 KINDS = ("immunize", "audit")
 TASKS = {"timm": "image-classification", "transformers": "text-classification"}

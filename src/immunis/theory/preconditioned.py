@@ -16,12 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from immunis.core.errors import InputError, NumericalError
-from immunis.theory.scale import (
-    answer,
-    carry,
-    exponent_of,
-    unit,
-)
+from immunis.theory.scale import answer, carry, exponent_of, unit
 
 
 class _Preconditioned(torch.autograd.Function):

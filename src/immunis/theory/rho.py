@@ -13,13 +13,7 @@ from immunis.core.errors import InputError, NumericalError
 from immunis.data.checks import as_tensor
 from immunis.theory.gram import Gram
 from immunis.theory.regularizers import closed_form
-from immunis.theory.scale import (
-    answer,
-    carry,
-    exponent_of,
-    real,
-    unit,
-)
+from immunis.theory.scale import answer, carry, exponent_of, real, unit
 from immunis.theory.spectrum import eigh, relative_cutoff
 
 

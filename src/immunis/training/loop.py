@@ -16,12 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from immunis.core.distributed import (
-    apart,
-    rank,
-    together,
-    world,
-)
+from immunis.core.distributed import apart, rank, together, world
 from immunis.core.errors import InputError, NumericalError, SettingsError
 from immunis.core.files import make_folder
 from immunis.core.hashing import state_digest

@@ -13,13 +13,7 @@ from torch import Tensor, nn
 
 from immunis.core.distributed import rank, summed, world
 from immunis.core.errors import InputError, RankWarning, SettingsError
-from immunis.data.loader import (
-    Rows,
-    Stream,
-    augmented,
-    held_out,
-    mixed,
-)
+from immunis.data.loader import Rows, Stream, augmented, held_out, mixed
 from immunis.data.task import Task
 from immunis.models.cut import Cut
 from immunis.models.hooks import Tapped

@@ -21,13 +21,7 @@ from immunis.core.distributed import summed, world
 from immunis.core.errors import NumericalError
 from immunis.models.teacher import Teacher
 from immunis.theory.rho import recalled
-from immunis.training.objective import (
-    SUPERVISED,
-    Attacker,
-    Objective,
-    Terms,
-    View,
-)
+from immunis.training.objective import SUPERVISED, Attacker, Objective, Terms, View
 
 Batch = tuple[Tensor, Tensor]
 DIFFERENCE = 1e-2  # of a second-order probe, relative to the parameters

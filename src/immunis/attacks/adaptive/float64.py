@@ -64,7 +64,5 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
 
 ATTACK = Attack(
-    "float64",
-    "least squares on features of a float64 pass, direction by direction",
-    run,
+    "float64", "least squares on features of a float64 pass, direction by direction", run
 )

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    NotApplicableError,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings
 from immunis.attacks.finetuning.shared import Network, tune
 from immunis.attacks.finetuning.shared import space as tuning_space
 from immunis.theory.spectrum import eigh

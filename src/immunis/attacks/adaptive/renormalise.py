@@ -6,14 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    NotApplicableError,
-    Point,
-    Settings,
-    tensor,
-)
+from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings, tensor
 from immunis.attacks.surgery.shared import choice, probe_on
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Meter,
-    Point,
-    Settings,
-    whiten_flops,
-)
+from immunis.attacks.contract import Arena, Attack, Meter, Point, Settings, whiten_flops
 from immunis.attacks.probes.shared import linear_probe, minibatch_curve
 from immunis.theory.spectrum import eigh, relative_cutoff
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    NotApplicableError,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings
 from immunis.attacks.finetuning.shared import Network, space, tune
 from immunis.models.stages import is_norm
 

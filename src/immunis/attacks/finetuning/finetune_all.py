@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, Point, Settings
 from immunis.attacks.finetuning.shared import Network, space, tune
 
 

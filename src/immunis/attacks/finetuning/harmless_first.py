@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Meter,
-    NotApplicableError,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, Meter, NotApplicableError, Point, Settings
 from immunis.attacks.finetuning.shared import Network, space, tune
 
 

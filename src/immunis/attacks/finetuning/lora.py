@@ -6,13 +6,7 @@ import dataclasses
 
 from torch import nn
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    NotApplicableError,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings
 from immunis.attacks.finetuning.shared import Network, space, tune
 
 

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    NotApplicableError,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings
 from immunis.attacks.finetuning.shared import Network, parameters_of, tune
 from immunis.attacks.finetuning.shared import space as tuning_space
 from immunis.models.reinit import reinitialise

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, Point, Settings
 from immunis.attacks.probes.shared import linear_probe, minibatch_curve
 
 
@@ -21,9 +16,4 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     return minibatch_curve(features, probe, optimizer)
 
 
-ATTACK = Attack(
-    "adam",
-    "linear probe by Adam",
-    run,
-    lambda arena: {"rate": (0.01, 0.001, 0.1)},
-)
+ATTACK = Attack("adam", "linear probe by Adam", run, lambda arena: {"rate": (0.01, 0.001, 0.1)})

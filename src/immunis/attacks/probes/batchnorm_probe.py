@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, Point, Settings
 from immunis.attacks.probes.shared import linear_probe, minibatch_curve
 
 

@@ -7,12 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, Point, Settings
 from immunis.attacks.probes.shared import least_squares_curve
 
 

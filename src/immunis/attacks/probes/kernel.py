@@ -6,14 +6,7 @@ import math
 
 from torch import Tensor
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Point,
-    Settings,
-    solve_flops,
-    whiten_flops,
-)
+from immunis.attacks.contract import Arena, Attack, Point, Settings, solve_flops, whiten_flops
 from immunis.attacks.preprocess import bases, in_basis
 from immunis.attacks.probes.shared import one_point
 from immunis.theory.feature_maps import fourier

@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, Point, Settings
 from immunis.attacks.preprocess import bases, in_basis
 from immunis.attacks.probes.shared import one_point
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Meter,
-    Point,
-    Settings,
-    checkpoints,
-    count_flops,
-)
+from immunis.attacks.contract import Arena, Attack, Meter, Point, Settings, checkpoints, count_flops
 from immunis.attacks.probes.shared import loss_of
 
 MOST_STEPS = 50  # a quasi-Newton step is worth many plain ones

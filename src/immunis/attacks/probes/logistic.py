@@ -6,13 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    NotApplicableError,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings
 from immunis.attacks.preprocess import in_basis, lengths
 
 TOLERANCE = 1e-4  # of the gradient, as scikit-learn has it

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Point,
-    Settings,
-    solve_flops,
-)
+from immunis.attacks.contract import Arena, Attack, Point, Settings, solve_flops
 from immunis.attacks.preprocess import in_basis, lengths
 from immunis.attacks.probes.shared import one_point
 from immunis.theory.gram import gram_of

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, Point, Settings
 from immunis.attacks.probes.shared import linear_probe, minibatch_curve
 
 
@@ -22,8 +17,5 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
 
 ATTACK = Attack(
-    "sgd",
-    "linear probe by SGD with momentum",
-    run,
-    lambda arena: {"rate": (0.1, 0.01, 1.0)},
+    "sgd", "linear probe by SGD with momentum", run, lambda arena: {"rate": (0.1, 0.01, 1.0)}
 )

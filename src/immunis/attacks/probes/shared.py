@@ -8,13 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from immunis.attacks.contract import (
-    Features,
-    Meter,
-    Point,
-    checkpoints,
-    count_flops,
-)
+from immunis.attacks.contract import Features, Meter, Point, checkpoints, count_flops
 from immunis.theory.gram import check_squares
 
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, Point, Settings
 from immunis.attacks.probes.shared import least_squares_curve
 from immunis.theory.descent import line_search
 

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Meter,
-    Point,
-    Settings,
-    whiten_flops,
-)
+from immunis.attacks.contract import Arena, Attack, Meter, Point, Settings, whiten_flops
 from immunis.attacks.preprocess import whitened
 from immunis.attacks.probes.shared import least_squares_curve
 from immunis.theory.descent import line_search
@@ -24,8 +17,5 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
 
 ATTACK = Attack(
-    "whiten",
-    "full whitening, then gradient descent",
-    run,
-    lambda arena: {"ridge": (1e-2, 0.0)},
+    "whiten", "full whitening, then gradient descent", run, lambda arena: {"ridge": (1e-2, 0.0)}
 )

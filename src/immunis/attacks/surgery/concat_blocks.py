@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    NotApplicableError,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings
 from immunis.attacks.surgery.shared import choice, probe_on
 from immunis.models.cut import Cut
 

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    NotApplicableError,
-    Point,
-    Settings,
-)
+from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings
 from immunis.attacks.surgery.shared import choice, probe_on
 from immunis.models.cut import Cut
 

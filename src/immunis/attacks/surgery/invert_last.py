@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    NotApplicableError,
-    Point,
-    Settings,
-    tensor,
-)
+from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings, tensor
 from immunis.attacks.surgery.shared import choice, probe_on
 
 

@@ -6,15 +6,7 @@ from typing import Annotated
 
 import typer
 
-from immunis.cli.console import (
-    again,
-    bar,
-    explain,
-    show,
-    show_estimate,
-    take,
-    where,
-)
+from immunis.cli.console import again, bar, explain, show, show_estimate, take, where
 from immunis.cli.options import (
     Attacks,
     Cluster,
@@ -57,12 +49,7 @@ def audit(
     from immunis.recipes import load_recipe
     from immunis.recipes.pipeline import audit_recipe as run
     from immunis.report.card import render
-    from immunis.report.tables import (
-        audit_table,
-        models_table,
-        transfer_table,
-        worst_case_table,
-    )
+    from immunis.report.tables import audit_table, models_table, transfer_table, worst_case_table
     from immunis.report.text import beside_tables
     from immunis.training.settings import hardware_of
 

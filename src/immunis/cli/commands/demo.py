@@ -6,13 +6,7 @@ from typing import Annotated
 
 import typer
 
-from immunis.cli.console import (
-    bar,
-    explain,
-    show,
-    take,
-    where,
-)
+from immunis.cli.console import bar, explain, show, take, where
 from immunis.cli.options import Json, Output, app
 
 
@@ -46,6 +40,6 @@ def demo(
     explain(
         "RIR: factor on the harmful over factor on the primary condition number, at most RIR*. "
         "prim.: primary test accuracy (%). @n, ridge: harmful test accuracy (%) of an attacker who "
-        "trains a probe on samples of their own, by n descent steps or in closed form.",
+        "trains a probe on samples of their own, by n descent steps or in closed form."
     )
     where(*paths)

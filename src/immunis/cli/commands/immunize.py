@@ -6,26 +6,8 @@ from typing import Annotated
 
 import typer
 
-from immunis.cli.console import (
-    again,
-    bar,
-    explain,
-    show,
-    show_estimate,
-    take,
-    where,
-)
-from immunis.cli.options import (
-    Data,
-    Device,
-    Devices,
-    DryRun,
-    Json,
-    Output,
-    Precision,
-    Recipe,
-    app,
-)
+from immunis.cli.console import again, bar, explain, show, show_estimate, take, where
+from immunis.cli.options import Data, Device, Devices, DryRun, Json, Output, Precision, Recipe, app
 
 
 @app.command()
@@ -54,12 +36,7 @@ def immunize(
     from immunis.core.errors import SettingsError
     from immunis.core.files import make_folder, release
     from immunis.recipes import load_recipe
-    from immunis.recipes.pipeline import (
-        defended,
-        original,
-        rehearse,
-        trains,
-    )
+    from immunis.recipes.pipeline import defended, original, rehearse, trains
     from immunis.report.card import render
     from immunis.report.export import files, weights
     from immunis.report.tables import immunize_table

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from immunis.cli.console import (
-    bar,
-    explain,
-    show,
-    take,
-    where,
-)
-from immunis.cli.options import (
-    Data,
-    Device,
-    Json,
-    Output,
-    Precision,
-    Recipe,
-    app,
-)
+from immunis.cli.console import bar, explain, show, take, where
+from immunis.cli.options import Data, Device, Json, Output, Precision, Recipe, app
 
 
 @app.command()
@@ -57,6 +43,6 @@ def measure(
     explain(
         f"ceiling RIR* = {number(measured.ceiling)}, with a ridge of 1e-3: "
         f"{number(measured.ridge_ceiling)}; free directions: {measured.free_directions}; "
-        f"harmful labels a linear probe explains: ρ = {number(measured.rho)}",
+        f"harmful labels a linear probe explains: ρ = {number(measured.rho)}"
     )
     where(*paths)

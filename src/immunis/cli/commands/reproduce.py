@@ -6,24 +6,8 @@ from typing import Annotated
 
 import typer
 
-from immunis.cli.console import (
-    again,
-    bar,
-    explain,
-    show,
-    show_estimate,
-    take,
-    where,
-)
-from immunis.cli.options import (
-    Cluster,
-    Data,
-    DryRun,
-    Json,
-    Output,
-    Workers,
-    app,
-)
+from immunis.cli.console import again, bar, explain, show, show_estimate, take, where
+from immunis.cli.options import Cluster, Data, DryRun, Json, Output, Workers, app
 
 
 @app.command()
@@ -86,6 +70,6 @@ def reproduce(
     explain(
         "released κ: as the paper's code computes it; honest κ: over the non-zero directions only; "
         "RIR*: the most any linear map can reach. @n, ridge: what an attacker with data of their "
-        "own reaches in n descent steps, or in closed form. All tables: tables.md.",
+        "own reaches in n descent steps, or in closed form. All tables: tables.md."
     )
     where(*paths)

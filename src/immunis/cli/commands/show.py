@@ -14,8 +14,7 @@ from immunis.cli.options import Output, app
 @app.command()
 def card(
     records: Annotated[
-        list[Path],
-        typer.Argument(metavar="RECORD", help="record.json of demo, immunize or audit."),
+        list[Path], typer.Argument(metavar="RECORD", help="record.json of demo, immunize or audit.")
     ],
     output: Annotated[
         Path | None,

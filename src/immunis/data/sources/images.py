@@ -14,13 +14,7 @@ from immunis.core.errors import InputError, SettingsError, unknown
 from immunis.data.corrupt import Corrupt
 from immunis.data.sources.common import Tasks, by_turns, data_folder
 from immunis.data.sources.layouts import TIMM, labels_of, read_images
-from immunis.data.sources.pictures import (
-    SCALINGS,
-    SIZE,
-    Images,
-    Scaling,
-    load,
-)
+from immunis.data.sources.pictures import SCALINGS, SIZE, Images, Scaling, load
 from immunis.data.task import Task
 
 

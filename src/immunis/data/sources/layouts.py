@@ -25,13 +25,7 @@ from torch.utils.data import Dataset
 
 from immunis.core.errors import InputError, SettingsError
 from immunis.data.sources.common import check_unpacked
-from immunis.data.sources.pictures import (
-    Images,
-    Item,
-    Scaling,
-    decode,
-    normalised,
-)
+from immunis.data.sources.pictures import Images, Item, Scaling, decode, normalised
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
 ROW = 256  # bytes that a row takes in memory beside its image

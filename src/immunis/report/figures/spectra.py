@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from immunis.core.records import Record
-from immunis.report.figures.style import (
-    canvas,
-    legend,
-    line,
-    rendered,
-)
+from immunis.report.figures.style import canvas, legend, line, rendered
 from immunis.report.query import outlines
 
 
