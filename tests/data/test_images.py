@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.images import picture, write_cars, write_folders, write_parquet
 from immunis import InputError, SettingsError, Task
-from immunis.data.loader import Stream, ahead, augmented, held_out, mixed, spread
+from immunis.data.augment import augmented, mixed
+from immunis.data.loader import Stream, ahead, held_out, spread
 from immunis.data.sources import images, read_images
 from immunis.data.sources.ondevice import Decoder
 from immunis.recipes import check_recipe, load_recipe

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from immunis.data.targets import encode
+from immunis.data.task import target_matrix
 from immunis.models.cut import Cut
 from immunis.theory.scale import carry, exponent_of
 from immunis.theory.scores import score
@@ -187,7 +187,7 @@ class Features:
 
     def targets(self) -> Tensor:
         """Labels to fit as a float64 matrix: one column per class or target."""
-        return encode(self.y, self.kind, self.outputs)
+        return target_matrix(self.y, self.kind, self.outputs)
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> Features:
         """Return the same problem with every feature matrix transformed."""

@@ -14,8 +14,7 @@ from immunis.attacks.contract import Samples
 from immunis.audits.feature_cache import Reader, array_of, chance_of, samples_of
 from immunis.core.errors import RankWarning
 from immunis.data.loader import PER_DIMENSION, SAMPLES, spread
-from immunis.data.targets import encode
-from immunis.data.task import Task
+from immunis.data.task import Task, target_matrix
 from immunis.models.cut import Cut
 from immunis.theory.gram import Gram, gram_of
 from immunis.theory.guarantees import ceiling
@@ -59,7 +58,7 @@ def describe(
             moments = gram_of(train, targets)
             features, _ = reader.read(name, model, harmful, "")
             labels_h = torch.from_numpy(np.array(harmful.train.labels))
-            targets_h = encode(labels_h, harmful.kind, harmful.outputs)
+            targets_h = target_matrix(labels_h, harmful.kind, harmful.outputs)
             attacked = gram_of(torch.from_numpy(features), targets_h)
             spectra = Spectrum.of(moments), Spectrum.of(attacked)
             outline: dict[str, Any] = {

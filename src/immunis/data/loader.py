@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from immunis.core.distributed import rank, world
@@ -186,37 +185,3 @@ def _fits(inputs: Tensor, device: torch.device) -> bool:
     if device.type != "cuda":
         return True
     return inputs.nbytes < torch.cuda.mem_get_info(device)[0] / 4
-
-
-def mixed(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Move each row, and its target as far, up to half-way to another (mixup, Zhang et al. 2018).
-
-    ``x ← (1−λ)x + λx′`` and ``y ← (1−λ)y + λy′``, λ uniform in [0, ½), (x′, y′) from the
-    same batch.
-    """
-    n, device = len(inputs), inputs.device
-    share = torch.rand(n, generator=generator, device=device) / 2
-    other = torch.randperm(n, generator=generator, device=device)
-
-    def mix(values: Tensor) -> Tensor:
-        return values.lerp(values[other], share.to(values).view(n, *[1] * (values.ndim - 1)))
-
-    return mix(inputs), mix(targets)
-
-
-def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Zoom in on a random part (60 to 100% of each side) and flip half of the images."""
-    if images.ndim != 4:
-        return images
-    n, device = len(images), images.device
-    draw = torch.rand(4, n, generator=generator, device=device)
-    scale = 0.6 + 0.4 * draw[0]
-    shift = (2 * draw[1:3] - 1) * (1 - scale)
-    mirror = torch.where(draw[3] < 0.5, -1.0, 1.0)
-    theta = torch.zeros(n, 2, 3, device=device)
-    theta[:, 0, 0], theta[:, 1, 1] = scale * mirror, scale
-    theta[:, 0, 2], theta[:, 1, 2] = shift[0], shift[1]
-    grid = functional.affine_grid(theta, list(images.shape), align_corners=False)
-    return functional.grid_sample(
-        images, grid.to(images), mode="bilinear", padding_mode="reflection", align_corners=False
-    )

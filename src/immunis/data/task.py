@@ -19,6 +19,16 @@ from immunis.data.checks import epsilon_of
 from immunis.data.split import Split
 
 
+def target_matrix(labels: Tensor, kind: str, outputs: int) -> Tensor:
+    """Return labels (n,) as a float64 matrix (n, outputs).
+
+    Classes ``0..outputs-1`` become one-hot rows; regression targets stay as they are.
+    """
+    if kind == "regression":
+        return labels.to(torch.float64).reshape(len(labels), -1)
+    return torch.nn.functional.one_hot(labels.to(torch.int64), outputs).to(torch.float64)
+
+
 class Task:
     """Labelled data in a role: ``primary``, ``harmful`` or ``transfer``.
 
@@ -107,10 +117,9 @@ class Task:
         return len(self.classes) if self.kind == "classification" else self._outputs
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Encode labels as a float64 matrix: one column per class, or the targets."""
-        if self.kind == "regression":
-            return labels.to(torch.float64).reshape(len(labels), -1)
-        return torch.nn.functional.one_hot(self.positions(labels), self.outputs).to(torch.float64)
+        """Return labels as a float64 matrix: one column per class, or the targets."""
+        known = self.positions(labels) if self.kind == "classification" else labels
+        return target_matrix(known, self.kind, self.outputs)
 
     def positions(self, labels: Tensor) -> Tensor:
         """Map class labels to ``0..C-1``, refusing labels that training never showed."""

@@ -18,8 +18,7 @@ from immunis.core.distributed import world
 from immunis.core.errors import InputError
 from immunis.core.records import Record
 from immunis.data.loader import PER_DIMENSION, SAMPLES, Stream, spread
-from immunis.data.targets import encode
-from immunis.data.task import Task
+from immunis.data.task import Task, target_matrix
 from immunis.methods import get_method
 from immunis.models.cut import Cut
 from immunis.models.find_head import cut
@@ -241,7 +240,7 @@ def feature_gram(whole: Cut, task: Task, workers: int = 0) -> Gram:
     total: Gram | None = None
     for inputs, labels in stream.subset(rows, BATCH):
         features = whole.read(inputs)[0].float().cpu()
-        targets = encode(labels.cpu(), task.kind, task.outputs)
+        targets = target_matrix(labels.cpu(), task.kind, task.outputs)
         if total is None:
             total = gram_of(features, targets)
         else:

@@ -19,6 +19,7 @@ from torch import Tensor
 from immunis.attacks.contract import Data, Samples
 from immunis.core.errors import InputError
 from immunis.data.sources.mnist import standardised
+from immunis.data.task import target_matrix
 from immunis.theory.gram import Gram, gram_of
 from immunis.theory.spectrum import eigh, relative_cutoff
 
@@ -102,8 +103,8 @@ class Task:
     @classmethod
     def of(cls, images: np.ndarray, labels: np.ndarray) -> Task:
         """Collect the moments, once for every pair the task is in."""
-        hot = np.eye(int(labels.max()) + 1)[labels]
-        moments = gram_of(torch.from_numpy(standardised(images)), torch.from_numpy(hot))
+        hot = target_matrix(torch.from_numpy(labels), "classification", int(labels.max()) + 1)
+        moments = gram_of(torch.from_numpy(standardised(images)), hot)
         return cls(images, labels, moments)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from immunis.core.errors import NumericalError
 from immunis.data.loader import Rows, Stream, spread
-from immunis.data.targets import encode
+from immunis.data.task import target_matrix
 from immunis.theory.gram import gram_of
 from immunis.theory.rho import rho_of_gram
 from immunis.theory.scores import score
@@ -56,7 +56,7 @@ class HeldOut:
         size = max(SAMPLES, 4 * held.shape[1])
         seen, seen_labels = self._read(self.harmful, spread(self.harmful.rows, size), read, 1)
         own, _ = self._read(self.primary, spread(self.primary.rows, size), read, 1)
-        moments = gram_of(seen, encode(seen_labels, task.kind, task.outputs))
+        moments = gram_of(seen, target_matrix(seen_labels, task.kind, task.outputs))
         spectra = quiet_spectrum(gram_of(own)), quiet_spectrum(moments)
         return figures | {
             **read_by_probes((seen, seen_labels), (held, held_labels), task.kind, task.outputs),

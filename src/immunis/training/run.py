@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from immunis.core.distributed import rank, summed, world
 from immunis.core.errors import InputError, RankWarning, SettingsError
-from immunis.data.loader import Rows, Stream, augmented, held_out, mixed
-from immunis.data.task import Task
+from immunis.data.augment import augmented, mixed
+from immunis.data.loader import Rows, Stream, held_out
+from immunis.data.task import Task, target_matrix
 from immunis.models.cut import Cut
 from immunis.models.hooks import Tapped
 from immunis.models.outputs import known_words
@@ -22,14 +23,7 @@ from immunis.models.teacher import ROWS, Teacher
 from immunis.training.heldout import HeldOut
 from immunis.training.objective import Objective
 from immunis.training.settings import Hardware, Role, Training
-from immunis.training.setup import (
-    check_head,
-    encoder_of,
-    groups_of,
-    optimizer_of,
-    set_mode,
-    trainable,
-)
+from immunis.training.setup import check_head, groups_of, optimizer_of, set_mode, trainable
 from immunis.training.step import Batch, Engine
 
 RECALLED = 3  # harmful rows for each feature that recall wants at the least
@@ -87,7 +81,7 @@ class Run:
         self._peaks = [float(group["lr"]) for group in groups]
         self.optimizer = self.fabric.setup_optimizers(optimizer_of(training, groups))
 
-        self._encode, self.head = encoder_of(harmful), None
+        self.head = None
         if objective.head and harmful is not None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
@@ -152,7 +146,9 @@ class Run:
         if self.training.augment:
             batch = augmented(batch[0], generator), batch[1]
         if other is not None:
-            inputs, targets = other[0], self._encode(other[1])
+            harmful = self.tasks[1]
+            inputs = other[0]
+            targets = target_matrix(other[1], harmful.kind, harmful.outputs)
             if self.training.augment:
                 inputs = augmented(inputs, generator)
             other = mixed(inputs, targets, generator) if self.training.mix else (inputs, targets)

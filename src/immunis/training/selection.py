@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from immunis.data.targets import encode
+from immunis.data.task import target_matrix
 from immunis.theory.feature_maps import even
 from immunis.theory.scores import score
 from immunis.theory.spectrum import eigh
@@ -47,14 +47,14 @@ def ridge_answers(features: Tensor, targets: Tensor, at: Tensor) -> list[Tensor]
 
 def fitted(seen: Labelled, held: Labelled, kind: str, outputs: int) -> float:
     """Score on held-out rows of the best ridge probe that was fitted on seen ones."""
-    targets = encode(seen[1], kind, outputs)
+    targets = target_matrix(seen[1], kind, outputs)
     answers = ridge_answers(seen[0].double(), targets, held[0].double())
     return max(score(answer, held[1], kind) for answer in answers)
 
 
 def crossed(rows: Labelled, kind: str, outputs: int) -> float:
     """Score of the best ridge probe where each row is answered by one that never saw it."""
-    z, targets = rows[0].double(), encode(rows[1], kind, outputs)
+    z, targets = rows[0].double(), target_matrix(rows[1], kind, outputs)
     answers = [torch.zeros_like(targets) for _ in RIDGES]
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(len(z)))
     folds = min(FOLDS, len(z))
@@ -82,7 +82,7 @@ def read_by_probes(seen: Labelled, held: Labelled, kind: str, outputs: int) -> d
 
     own = crossed(held, kind, outputs)
     evened = crossed((even(held[0].double()), held[1]), kind, outputs)
-    constant = encode(held[1], kind, outputs).mean(0).expand(len(held[0]), -1)
+    constant = target_matrix(held[1], kind, outputs).mean(0).expand(len(held[0]), -1)
     read = max(own, evened, fitted(seen, held, kind, outputs))
     return {
         "probe": read,

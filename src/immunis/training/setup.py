@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from immunis.core.errors import InputError
 from immunis.data.task import Task
@@ -82,11 +81,3 @@ def optimizer_of(training: Training, groups: list[dict[str, Any]]) -> torch.opti
     if training.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=training.rate, momentum=0.9, nesterov=True)
     return torch.optim.AdamW(groups, lr=training.rate)
-
-
-def encoder_of(harmful: Task | None) -> Callable[[Tensor], Tensor]:
-    """Harmful labels (positions or targets) to a float64 matrix."""
-    if harmful is None or harmful.kind == "regression":
-        return lambda labels: labels.double()
-    classes = harmful.outputs
-    return lambda labels: nn.functional.one_hot(labels, classes).double()

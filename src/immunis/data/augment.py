@@ -1,0 +1,40 @@
+"""Random changes to batches of images, on their device, from a given generator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def mixed(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return each row and its target mixed with another of the batch (mixup, Zhang et al. 2018).
+
+    ``x ← (1−λ)x + λx′`` and ``y ← (1−λ)y + λy′`` with λ uniform in [0, ½).
+    """
+    n, device = len(inputs), inputs.device
+    share = torch.rand(n, generator=generator, device=device) / 2
+    other = torch.randperm(n, generator=generator, device=device)
+
+    def mix(values: Tensor) -> Tensor:
+        return values.lerp(values[other], share.to(values).view(n, *[1] * (values.ndim - 1)))
+
+    return mix(inputs), mix(targets)
+
+
+def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Zoom in on a random part (60 to 100% of each side) and flip half of the images."""
+    if images.ndim != 4:
+        return images
+    n, device = len(images), images.device
+    draw = torch.rand(4, n, generator=generator, device=device)
+    scale = 0.6 + 0.4 * draw[0]
+    shift = (2 * draw[1:3] - 1) * (1 - scale)
+    mirror = torch.where(draw[3] < 0.5, -1.0, 1.0)
+    theta = torch.zeros(n, 2, 3, device=device)
+    theta[:, 0, 0], theta[:, 1, 1] = scale * mirror, scale
+    theta[:, 0, 2], theta[:, 1, 2] = shift[0], shift[1]
+    grid = functional.affine_grid(theta, list(images.shape), align_corners=False)
+    return functional.grid_sample(
+        images, grid.to(images), mode="bilinear", padding_mode="reflection", align_corners=False
+    )
