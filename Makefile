@@ -1,4 +1,4 @@
-# Every target works on a fresh clone: it makes .venv and installs what it needs first.
+# Every target works in a fresh clone: it makes .venv and installs what it needs first.
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
   && command -v $$p && break; done)
@@ -7,23 +7,28 @@ BIN := $(VENV)/bin
 
 EXTRAS := .venv-extras
 
-.PHONY: demo test test-extras faults fuzz lint audit-deps compat docs bench clean
+.PHONY: demo test test-slow test-extras faults fuzz lint audit-deps compat docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/immunis demo
 
+# A few minutes on two cores.
 test: $(VENV)/installed-dev
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --durations=20 -m 'not slow'
 
-# What needs timm, torchvision and transformers: an environment of its own (several GB).
+# Runs killed at random moments, several processes, fine-tuning attacks on several networks, wide fuzz.
+test-slow: $(VENV)/installed-dev
+	$(BIN)/pytest -n 2 --durations=20 -m slow
+
+# Tests that need timm, torchvision and transformers, in an environment of their own (several GB).
 test-extras: $(EXTRAS)/installed
 	$(EXTRAS)/bin/pytest -n 2 tests/extras tests/whole/test_examples.py
 
-# Every write is killed once and every command 60 times; torchrun too. make test does a part of it.
+# Kill every write once and every command 60 times; torchrun too. make test-slow does a part of it.
 faults: $(VENV)/installed-dev
 	IMMUNIS_KILLS=240 $(BIN)/pytest tests/whole/test_faults.py
 
-# The fuzz suite with thirty times as many cases, drawn anew each time.
+# Run the fuzz suite with thirty times as many cases, drawn anew each time.
 fuzz: $(VENV)/installed-dev
 	$(BIN)/pytest -n 2 tests/theory/test_fuzz.py --hypothesis-profile=fuzz
 
@@ -34,12 +39,12 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml src
 
-# Known holes in what constraints.txt pins. Not part of lint: it asks pypi.org, which a build machine may not reach.
+# Look up known vulnerabilities of what constraints.txt pins. Not part of lint: it needs pypi.org.
 audit-deps: $(VENV)/installed-dev
 	$(BIN)/pip install --quiet 'pip-audit>=2.10,<3'
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
-# The tests on the oldest torch of the stated range and what goes with it, or on another:
+# Run the tests on the oldest supported torch, or on another:
 # make compat TORCH=2.15.0 WITH= PYTHON=python3.12
 TORCH ?= 2.5.0
 WITH ?= 'transformers<5' 'peft<0.18'
@@ -48,7 +53,7 @@ compat:
 	.venv-compat/bin/pip install --quiet torch==$(TORCH) $(WITH) --editable '.[dev]'
 	.venv-compat/bin/pytest -n 2
 
-# The site, into site/; any warning is an error. The variable silences an advertisement.
+# Build the site into site/; any warning is an error. The variable silences an advertisement.
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "written: site/index.html"
