@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from immunis import Record, Task, audit, extremes, gram, immunize
-from immunis.core.jobs import Job, sweep
+from immunis.core.jobs import Job, Run, sweep
 from immunis.theory.gram import gram_of
 
 GB = 1 << 30
@@ -170,7 +170,7 @@ def swept() -> list[Line]:
     jobs = {f"run-{i}": Job(one_run, (i,), str(i)) for i in range(count)}
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        sweep(jobs, folder=folder, progress=watch)
+        sweep(jobs, Run(folder=folder, progress=watch))
     taken = time.perf_counter() - start
     grown = max(curve[2:]) - curve[1]  # the first tenth fills caches
     steps = ", ".join(f"{value / (1 << 20):.0f}" for value in curve[1::3])

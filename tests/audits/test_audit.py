@@ -25,7 +25,8 @@ from immunis.audits.statistics import (
     summarise,
     worst_case,
 )
-from immunis.core.jobs import Job, key_of, sweep
+from immunis.core.hashing import key_of
+from immunis.core.jobs import Job, Run, sweep
 from immunis.data.sources import Tasks, digit_parity
 from immunis.models.zoo import pretrained_mlp
 from immunis.recipes import load_recipe
@@ -485,21 +486,21 @@ def square(x):
 def test_sweeps_keep_order_and_results(tmp_path):
     jobs = {key_of(i): Job(square, (i,), str(i)) for i in range(6)}
     seen = []
-    found = sweep(jobs, folder=tmp_path, progress=lambda label, share: seen.append(share))
+    found = sweep(jobs, Run(folder=tmp_path, progress=lambda label, share: seen.append(share)))
     assert list(found.values()) == [0, 1, 4, 9, 16, 25]
     assert seen == [pytest.approx((i + 1) / 6) for i in range(6)]
-    assert found == sweep(jobs, workers=2)
+    assert found == sweep(jobs, Run(workers=2))
     damaged = next(tmp_path.glob("*.json"))
     damaged.write_text("{")
-    assert sweep(jobs, folder=tmp_path) == found
+    assert sweep(jobs, Run(folder=tmp_path)) == found
 
 
 def test_a_worker_replaced_is_no_news(recwarn):
     told = "A worker stopped while some jobs were given to the executor. This can be caused by"
     jobs = {key_of(i): Job(square, (i,)) for i in range(3)}
-    sweep(jobs, workers=2, progress=lambda label, share: warnings.warn(told, stacklevel=1))
+    sweep(jobs, Run(2, progress=lambda label, share: warnings.warn(told, stacklevel=1)))
     assert not [str(one.message) for one in recwarn if told in str(one.message)]
-    assert sweep({}, workers=2) == {}
+    assert sweep({}, Run(workers=2)) == {}
 
 
 def test_a_job_whose_result_is_not_json_is_named():
@@ -510,7 +511,7 @@ def test_a_job_whose_result_is_not_json_is_named():
 def test_a_cluster_without_ray_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SettingsError, match=r"immunis\[cluster\]"):
-        sweep({"a": Job(square, (1,))}, cluster="local")
+        sweep({"a": Job(square, (1,))}, {"cluster": "local"})
 
 
 def _network(seed):

@@ -24,7 +24,8 @@ from immunis.cli import main as cli
 from immunis.cli.console import held, take
 from immunis.core import distributed as processes
 from immunis.core.files import release
-from immunis.core.jobs import Job, key_of, sweep
+from immunis.core.hashing import key_of
+from immunis.core.jobs import Job, Run, sweep
 from immunis.methods import get_method
 from immunis.models.find_head import cut
 from immunis.training import journal
@@ -91,7 +92,7 @@ def square(number):
 
 def run_sweep(folder):
     jobs = {key_of(n): Job(square, (n,)) for n in range(12)}
-    found = sweep(jobs, folder=folder / "jobs")
+    found = sweep(jobs, Run(folder=folder / "jobs"))
     record = Record("sweep", "squares", {"results": list(found.values())})
     release(folder, {"record.json": record.to_file()})
 

@@ -24,7 +24,7 @@ from immunis import (
 )
 from immunis.attacks import ATTACKS
 from immunis.audits.statistics import interval, residual_advantage
-from immunis.core.jobs import sweep
+from immunis.core.jobs import Run, sweep
 from immunis.theory import guarantees as g
 from immunis.theory import regularizers as r
 from immunis.theory import rho as readable
@@ -294,7 +294,7 @@ def test_settings_that_count_are_whole_numbers(bad):
         "steps": lambda: norm_ratio_curve(gram(task), bad),
         "groups": lambda: condition_number_interval(x, groups=bad, size=5),
         "size": lambda: condition_number_interval(x, groups=2, size=bad),
-        "workers": lambda: sweep({}, workers=bad),
+        "workers": lambda: sweep({}, Run(workers=bad)),
         "seeds": lambda: audit({}, task, task, seeds=bad),
     }
     for name, call in calls.items():

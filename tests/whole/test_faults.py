@@ -34,7 +34,7 @@ from immunis.core.files import (
     write_text,
 )
 from immunis.core.hashing import tensors_digest
-from immunis.core.jobs import Job, sweep
+from immunis.core.jobs import Job, Run, sweep
 from immunis.data.sources import images
 from immunis.models.zoo import load_weights, read_tensors
 from immunis.recipes import load_recipe
@@ -323,11 +323,11 @@ def test_damaged_records_and_weights_are_named_and_refused(tmp_path):
 
 def test_damaged_results_and_kept_networks_are_said_and_made_again(tmp_path):
     jobs = {"a": Job(faulty.square, (2,)), "b": Job(faulty.square, (3,))}
-    found = sweep(jobs, folder=tmp_path / "jobs")
+    found = sweep(jobs, Run(folder=tmp_path / "jobs"))
     path = tmp_path / "jobs" / "a.json"
     path.write_text(path.read_text().replace('"square": 4', '"square": 5'))
     with pytest.warns(UserWarning, match=r"a\.json does not match its checksum.*run again"):
-        assert sweep(jobs, folder=tmp_path / "jobs") == found
+        assert sweep(jobs, Run(folder=tmp_path / "jobs")) == found
     faulty.write_recipes(tmp_path, 0)
     recipe = load_recipe(tmp_path / "network.toml")
     data = recipe.tasks()
@@ -340,23 +340,23 @@ def test_damaged_results_and_kept_networks_are_said_and_made_again(tmp_path):
 
 def test_results_in_each_others_place_are_said_and_made_again(tmp_path):
     jobs = {"a": Job(faulty.square, (2,)), "b": Job(faulty.square, (3,))}
-    found = sweep(jobs, folder=tmp_path)
+    found = sweep(jobs, Run(folder=tmp_path))
     shutil.copy(tmp_path / "b.json", tmp_path / "a.json")
     with pytest.warns(UserWarning, match=r"a\.json is of another job. It is run again"):
-        assert sweep(jobs, folder=tmp_path) == found
+        assert sweep(jobs, Run(folder=tmp_path)) == found
 
 
 @pytest.mark.parametrize("key", ["../../escaped", "/tmp/a", "a/b", "", ".", "a\0b", "x" * 101])
 def test_a_job_key_that_is_no_plain_word_is_refused(tmp_path, key):
     with pytest.raises(SettingsError, match="job key .* expected up to 100 letters"):
-        sweep({key: Job(faulty.square, (2,))}, folder=tmp_path / "jobs")
+        sweep({key: Job(faulty.square, (2,))}, Run(folder=tmp_path / "jobs"))
     assert not list(tmp_path.iterdir())
 
 
 def test_special_floats_of_a_job_are_strict_json_and_come_back(tmp_path):
     jobs = {"a": Job(float, ("inf",)), "b": Job(float, ("nan",))}
     for _ in range(2):
-        found = sweep(jobs, folder=tmp_path)
+        found = sweep(jobs, Run(folder=tmp_path))
         assert found["a"] == np.inf and np.isnan(found["b"])
     strict = json.loads((tmp_path / "b.json").read_text(), parse_constant=pytest.fail)
     assert strict["result"] == "NaN"

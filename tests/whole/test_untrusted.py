@@ -24,7 +24,7 @@ from PIL import Image
 from helpers import faulty
 from immunis import InputError, Record, SettingsError
 from immunis.cli import main as cli
-from immunis.core.jobs import Job, sweep
+from immunis.core.jobs import Job, Run, sweep
 from immunis.data.sources import mnist_images, npz, read_images
 from immunis.data.sources.common import check_unpacked
 from immunis.models.zoo import _weights_only, load_weights, named_network
@@ -82,7 +82,7 @@ def test_a_malicious_pickle_is_refused_and_never_run(tmp_path, kind):
     elif kind == "job":
         (tmp_path / "a.json").write_bytes(raw)
         with pytest.warns(UserWarning, match=r"a\.json is not JSON.*run again"):
-            sweep({"a": Job(faulty.square, (2,))}, folder=tmp_path)
+            sweep({"a": Job(faulty.square, (2,))}, Run(folder=tmp_path))
     elif kind == "safetensors":
         (tmp_path / "e.safetensors").write_bytes(raw)
         with pytest.raises(InputError, match="not a safetensors file"):

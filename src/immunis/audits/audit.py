@@ -19,6 +19,7 @@ from immunis.audits.jobs import Docket
 from immunis.audits.statistics import predictors, summarise, worst_case
 from immunis.core.controls import CONTROL, SCRATCH
 from immunis.core.errors import InputError
+from immunis.core.jobs import Run
 from immunis.core.records import Record
 from immunis.core.settings import whole
 from immunis.data.task import Task
@@ -167,7 +168,7 @@ def audit(
         for name in TRANSFER:
             for each in lineup:
                 docket.add(f"transfer {number}", other, ATTACKS[name], *each)
-    docket.run(folder=folder, workers=workers, cluster=cluster, progress=progress)
+    docket.run(Run(workers, cluster, folder, device, progress))
 
     def judged(what: str, attack: str, task: Samples) -> dict[str, Any]:
         return summarise(docket.outcomes(what, attack), original, CONTROL, chance_of(task))

@@ -8,7 +8,8 @@ from typing import Any
 from immunis.attacks.contract import Arena, Attack, Samples
 from immunis.audits.feature_cache import Reader
 from immunis.audits.trial import run_attack
-from immunis.core.jobs import Job, key_of, sweep
+from immunis.core.hashing import key_of
+from immunis.core.jobs import Job, Run, sweep
 from immunis.core.version import __version__
 from immunis.models.cut import Cut
 
@@ -67,12 +68,12 @@ class Docket:
         self._jobs[key] = Job(run_attack, todo, f"{attack.name}: {name}")
         self._keys.setdefault((what, attack.name, name), {})[seed] = key
 
-    def run(self, **options: Any) -> None:
-        """Run what was enlisted, with the options of ``immunis.core.jobs.sweep``."""
+    def run(self, run: Run) -> None:
+        """Run what was enlisted."""
         self._results = sweep(
             self._jobs,
+            run,
             lasting=lambda found: isinstance(found, dict) and {"curve", "trials"} <= found.keys(),
-            **options,
         )
 
     def outcomes(self, what: str, attack: str) -> dict[str, list[Any]]:

@@ -7,7 +7,6 @@ No lock is taken: one sweep at a time in a folder (commands hold the folder abov
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import re
@@ -16,14 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
 from immunis.core.errors import InputError, SettingsError
 from immunis.core.files import make_folder, sealed, unsealed, write_text
+from immunis.core.progress import Progress, silent
 from immunis.core.records import plain, special
-from immunis.core.settings import whole
+from immunis.core.settings import check, whole
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
@@ -42,42 +42,64 @@ class Job:
         return self.label.partition(":")[0]
 
 
-def key_of(*parts: Any) -> str:
-    """A stable name for a result: the hash of everything that decides it."""
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+@dataclass(frozen=True)
+class Run:
+    """Where jobs run, and how many at a time.
+
+    Attributes:
+        workers: processes on this machine; 1 runs every job in this process.
+        cluster: address of a Ray cluster (``ray://host:port``), or ``local`` to start one
+            here. It replaces ``workers`` and needs the extra ``cluster``.
+        folder: keeps finished results, so that a second run skips them; None keeps nothing.
+        device: where models run, for jobs that use a model.
+        progress: called after each job with its label and the share of jobs done.
+    """
+
+    workers: int = 1
+    cluster: str | None = None
+    folder: str | Path | None = None
+    device: str = "cpu"
+    progress: Progress = silent
+
+    def __post_init__(self) -> None:
+        """Check the number of workers."""
+        object.__setattr__(self, "workers", whole(self.workers, "workers", 1))
+
+    @classmethod
+    def of(cls, given: Run | Mapping[str, Any]) -> Run:
+        """Return a run as it is, or make one of a mapping after checking its keys and types."""
+        if isinstance(given, Run):
+            return given
+        check(given, get_type_hints(cls), "run")
+        return cls(**given)
+
+
+HERE = Run()  # in this process, one job after the other
 
 
 def sweep(
     jobs: Mapping[str, Job],
+    run: Run | Mapping[str, Any] = HERE,
     *,
-    folder: str | Path | None = None,
-    workers: int = 1,
-    cluster: str | None = None,
-    progress: Callable[[str, float], None] = lambda label, share: None,
     lasting: Callable[[Any], bool] = lambda result: True,
 ) -> dict[str, Any]:
     """Run every job and return results by key, in the order of ``jobs``.
 
+    Every job runs on one thread, so that results do not depend on ``run.workers``.
+
     Args:
         jobs: by key, a plain word (``key_of`` makes one); equal keys mean equal results.
-        folder: where finished results are kept and looked for; nowhere if left out.
-        workers: processes on this machine; 1 runs in this one.
-        cluster: address of a Ray cluster (``ray://host:port``, or ``local`` for one started
-            here) instead; needs the extra ``cluster``.
-        progress: called after each job with its label and the share of jobs done.
-        lasting: which results to keep in the folder; the others are tried again next time.
-
-    Every job runs on one thread, so that results do not depend on ``workers``.
+        run: where jobs run; a mapping of its attributes will do.
+        lasting: which results to keep in the folder; the others are run again next time.
     """
-    workers = whole(workers, "workers", 1)
+    run = Run.of(run)
     for key in jobs:
         if not _KEY.fullmatch(key):
             raise SettingsError(
                 f"job key {key!r}: expected up to 100 letters, digits, - or _, since it names a "
                 "file; key_of makes one of anything."
             )
-    store = None if folder is None else make_folder(folder)
+    store = None if run.folder is None else make_folder(run.folder)
     results = {} if store is None else _finished(store, jobs, lasting)
     todo = [key for key in jobs if key not in results]
 
@@ -85,18 +107,18 @@ def sweep(
         results[key] = result
         if store is not None and lasting(result):
             write_text(store / f"{key}.json", sealed(plain({"key": key, "result": result})))
-        progress(jobs[key].label, len(results) / len(jobs))
+        run.progress(jobs[key].label, len(results) / len(jobs))
 
-    if workers == 1 and cluster is None:
+    if run.workers == 1 and run.cluster is None:
         for key in todo:
             keep(*_run(key, jobs[key]))
-    elif cluster is not None:
-        for key, result in _over_ray(cluster, {key: jobs[key] for key in todo}):
+    elif run.cluster is not None:
+        for key, result in _over_ray(run.cluster, {key: jobs[key] for key in todo}):
             keep(key, result)
     else:
         with warnings.catch_warnings():  # a worker that grew by 300 MB, as networks do, is replaced
             warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
-            for key, result in _over_processes(workers, {key: jobs[key] for key in todo}):
+            for key, result in _over_processes(run.workers, {key: jobs[key] for key in todo}):
                 keep(key, result)
     return {key: results[key] for key in jobs}
 

@@ -17,7 +17,8 @@ import torch
 from immunis.attacks.contract import Samples
 from immunis.audits.feature_cache import chance_of, samples_of
 from immunis.core.errors import NumericalError, SettingsError
-from immunis.core.jobs import Job, key_of, sweep
+from immunis.core.hashing import key_of
+from immunis.core.jobs import Job, Run, sweep
 from immunis.core.records import Record
 from immunis.core.version import __version__
 from immunis.data.sources.common import Tasks
@@ -91,7 +92,7 @@ def reproduce(
     start, settings = time.perf_counter(), settings or Settings()
     path, tasks, digest = _read(data)
     todo = _jobs(settings, tasks, digest)
-    results = sweep(todo, folder=folder, workers=workers, cluster=cluster, progress=progress)
+    results = sweep(todo, Run(workers, cluster, folder, progress=progress))
     by_name: dict[str, list[Any]] = {}
     for key, job in todo.items():
         by_name.setdefault(job.kind, []).append(results[key])

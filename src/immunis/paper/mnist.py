@@ -16,7 +16,8 @@ import torch
 
 from immunis.attacks.contract import Samples
 from immunis.core.errors import InputError, NumericalError, SettingsError
-from immunis.core.jobs import Job, key_of, sweep
+from immunis.core.hashing import key_of
+from immunis.core.jobs import Job, Run, sweep
 from immunis.core.records import Record
 from immunis.core.version import __version__
 from immunis.data import task as tasks
@@ -115,7 +116,7 @@ def reproduce(
     progress("reading MNIST", 0.0)
     digits, hashes, strange = _read(data)
     todo = dict(_jobs(digits, settings, hashes))
-    results = sweep(todo, folder=folder, workers=workers, cluster=cluster, progress=progress)
+    results = sweep(todo, Run(workers, cluster, folder, progress=progress))
     found = [result for result in results.values() if "protocol" in result]
     paths = [result for result in results.values() if "table" in result]
     found += [_as_run(path) for path in paths]

@@ -28,7 +28,8 @@ from immunis.attacks.search import narrowed, search
 from immunis.audits.audit import TRANSFER
 from immunis.audits.feature_cache import Reader, samples_of
 from immunis.core.errors import ImmunisError
-from immunis.core.jobs import Job, key_of, sweep
+from immunis.core.hashing import key_of
+from immunis.core.jobs import Job, sweep
 from immunis.data.loader import Stream
 from immunis.data.sources import Tasks
 from immunis.data.task import Task

@@ -22,8 +22,7 @@ from immunis.core.controls import ORIGINAL
 from immunis.core.distributed import rank
 from immunis.core.errors import InputError, RankWarning, SettingsError, unknown
 from immunis.core.files import make_folder, write_bytes
-from immunis.core.hashing import state_digest
-from immunis.core.jobs import key_of
+from immunis.core.hashing import key_of, state_digest
 from immunis.core.records import Record
 from immunis.core.version import __version__
 from immunis.data.sources import Tasks
