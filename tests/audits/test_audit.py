@@ -25,8 +25,6 @@ from immunis.audits.statistics import (
     summarise,
     worst_case,
 )
-from immunis.core.hashing import key_of
-from immunis.core.jobs import Job, Run, sweep
 from immunis.data.sources import Tasks, digit_parity
 from immunis.models.zoo import pretrained_mlp
 from immunis.recipes import load_recipe
@@ -477,41 +475,6 @@ def test_intervals():
 
 
 # Sweeps.
-
-
-def square(x):
-    return x * x
-
-
-def test_sweeps_keep_order_and_results(tmp_path):
-    jobs = {key_of(i): Job(square, (i,), str(i)) for i in range(6)}
-    seen = []
-    found = sweep(jobs, Run(folder=tmp_path, progress=lambda label, share: seen.append(share)))
-    assert list(found.values()) == [0, 1, 4, 9, 16, 25]
-    assert seen == [pytest.approx((i + 1) / 6) for i in range(6)]
-    assert found == sweep(jobs, Run(workers=2))
-    damaged = next(tmp_path.glob("*.json"))
-    damaged.write_text("{")
-    assert sweep(jobs, Run(folder=tmp_path)) == found
-
-
-def test_a_worker_replaced_is_no_news(recwarn):
-    told = "A worker stopped while some jobs were given to the executor. This can be caused by"
-    jobs = {key_of(i): Job(square, (i,)) for i in range(3)}
-    sweep(jobs, Run(2, progress=lambda label, share: warnings.warn(told, stacklevel=1)))
-    assert not [str(one.message) for one in recwarn if told in str(one.message)]
-    assert sweep({}, Run(workers=2)) == {}
-
-
-def test_a_job_whose_result_is_not_json_is_named():
-    with pytest.raises(InputError, match="job 'a': its result is not plain JSON"):
-        sweep({"a": Job(torch.zeros, (1,))})
-
-
-def test_a_cluster_without_ray_is_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SettingsError, match=r"immunis\[cluster\]"):
-        sweep({"a": Job(square, (1,))}, {"cluster": "local"})
 
 
 def _network(seed):
