@@ -13,7 +13,7 @@ import torch
 from helpers import RESULTS
 from helpers.tasks import make_task
 from immunis import InputError, Record, Task, audit, immunize, measure
-from immunis.report.card import FOLDER, render
+from immunis.report.card import render
 from immunis.report.card.charts import Axis
 from immunis.report.compare import compare
 from immunis.report.format import number
@@ -143,7 +143,8 @@ def test_the_audit_card_leads_with_the_verdict_and_its_threat_model(audit_record
     assert "original, frontier, untrained" in text[chart : chart + 300]
     for attack in audit_record.settings["attacks"]:
         assert re.search(f"<option( selected)?>{attack}</option>", text)
-    assert "Not run: lora" in text
+    lora = audit_record.with_settings(not_run={"lora": "low-rank fine-tuning"})
+    assert "Not run: lora (low-rank fine-tuning)." in render(lora)
     assert "holds no spectra" not in text
     models = audit_record.figures["models"].items()
     bare = {n: {k: v for k, v in row.items() if k != "spectra"} for n, row in models}
@@ -357,9 +358,10 @@ def luminance(colour):
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_colours_have_contrast(scheme):
+def test_colours_have_contrast(scheme, demo_record):
     """WCAG 2.2, AA: 4.5 for text, 3 for marks of a chart."""
-    block = re.findall(r":root \{(.*?)\}", (FOLDER / "style.css").read_text(), re.S)[scheme]
+    css = re.search("<style>(.*?)</style>", render(demo_record), re.S).group(1)
+    block = re.findall(r":root \{(.*?)\}", css, re.S)[scheme]
     colours = dict(re.findall(r"--(\w+): (#\w{6})", block))
     for name, colour in colours.items():
         if name in ("paper", "line", "mark"):

@@ -8,15 +8,23 @@ from typing import Any
 
 from immunis.core.records import Record
 from immunis.paper.judgement import LARGE, published
+from immunis.report import style
 from immunis.report.figures import OTHERS
-from immunis.report.figures.style import MARKS, canvas, rendered
+from immunis.report.style import MARKS, canvas, rendered
 from immunis.theory.spectrum import REFERENCE_SHIFT
 
-COLOURS = {  # those of immunis.figures.style
-    "identity": "#000000", "r_ill": "#CC79A7", "imma": "#7A5C00", "opt_kappa": "#5B4FC0",
-    "opt_log_kappa": "#E69F00", "algorithm_1": "#0072B2", "condition": "#56B4E9",
-    "certified": "#7f7f7f", "frontier": "#009E73", "erase": "#D55E00",
-}  # fmt: skip
+COLOURS = {
+    "identity": style.BLACK,
+    "r_ill": style.PURPLE,
+    "imma": style.BROWN,
+    "opt_kappa": style.VIOLET,
+    "opt_log_kappa": style.ORANGE,
+    "algorithm_1": style.BLUE,
+    "condition": style.SKY,
+    "certified": style.GREY,
+    "frontier": style.GREEN,
+    "erase": style.RED,
+}
 
 
 LINES: dict[str, dict[str, Any]] = {  # the identity in front; certified lies on the frontier
@@ -63,7 +71,7 @@ def floor_and_ceiling(record: Record, kind: str = "png") -> bytes:
     pair = record.figures["pair"]
     figure = canvas(9.8, 4.2)
     left, right = figure.subplots(1, 2)
-    for task, colour in (("primary", "#0072B2"), ("harmful", "#D55E00")):
+    for task, colour in (("primary", style.BLUE), ("harmful", style.RED)):
         values = [max(abs(value), 1e-17) for value in pair["eigenvalues"][task]]
         rank = pair[task]["rank"]
         places = range(1, len(values) + 1)
@@ -78,7 +86,7 @@ def floor_and_ceiling(record: Record, kind: str = "png") -> bytes:
     base = {task: pair[task]["honest"] for task in ("primary", "harmful")}
     ends = (0.5, 1e8)
     right.plot(ends, [base["harmful"] / base["primary"] * k for k in ends], "k--", linewidth=1)
-    right.plot(ends, [pair["kappa_m"] * k for k in ends], color="#D55E00", linewidth=1)
+    right.plot(ends, [pair["kappa_m"] * k for k in ends], color=style.RED, linewidth=1)
     right.plot(base["primary"], base["harmful"], "k*", markersize=11, label="identity")
     last = {row["method"]: row for row in record.figures["rows"] if "honest" in row}
     for mark, (name, row) in zip(MARKS * 2, last.items(), strict=False):

@@ -20,6 +20,7 @@ from immunis.core.errors import NumericalError, SettingsError
 from immunis.core.hashing import key_of
 from immunis.core.jobs import Job, Run, sweep
 from immunis.core.records import Record
+from immunis.core.thinning import log_steps
 from immunis.core.version import __version__
 from immunis.data.sources.common import Tasks
 from immunis.data.sources.house_prices import SHA256, find_or_fetch, released_split
@@ -102,7 +103,7 @@ def reproduce(
         name=NAME,
         figures={
             "pair": {**pair.figures(), **pair.spectra()},
-            **_figures(by_name, samples_of(tasks.attacker), _marks(settings.curve)),
+            **_figures(by_name, samples_of(tasks.attacker), log_steps(settings.curve)),
         },
         settings={
             **dataclasses.asdict(settings),
@@ -171,7 +172,7 @@ def _one(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str, An
         if ROWS[name].looped:  # one run passes them all
             stops = tuple(sorted({*stops, *(mark for mark in PATH if mark < stops[-1])}))
         found = ROWS[name].find(Setting(problem, (x_p, y_p), x_h, chosen, stops), seed)
-    marks = _marks(settings.curve)
+    marks = log_steps(settings.curve)
     done: dict[str, Any] = {"path": [], "cells": {}}
     for epochs, theta in found:
         wanted = epochs in (CLOSED, *settings.epochs)
@@ -193,12 +194,6 @@ def _one(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str, An
             "norm_ratio": {task: [curve[t] for t in marks] for task, curve in curves.items()},
         }
     return done
-
-
-def _marks(steps: int) -> list[int]:
-    """Steps to keep of a curve: about twelve in each factor of ten."""
-    wanted = {round(10 ** (i / 12)) for i in range(12 * 7)}
-    return sorted(step for step in {0, steps, *wanted} if step <= steps)
 
 
 def _figures(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from immunis.core.errors import RankWarning
 from immunis.core.jobs import one_thread
 from immunis.core.records import Record
+from immunis.core.thinning import log_steps
 from immunis.data.sources import Tasks, digits
 from immunis.methods.immunize import immunize
 from immunis.theory.descent import line_search
@@ -29,7 +30,7 @@ from immunis.theory.rho import rho_of_gram
 from immunis.theory.ridge import ridge_probe
 
 STEPS = (10, 100, 1000)
-CURVE = tuple(sorted({0, *(round(10 ** (i / 12)) for i in range(37))}))  # 0, 1, 2, ... 1000
+CURVE = log_steps(STEPS[-1])
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "R_ill only": ("r_ill", {}),
     "IMMA": ("imma", {}),
@@ -72,8 +73,8 @@ def figures(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
         },
         "norm_ratio": {
             "steps": CURVE,
-            "primary": norm_ratio_curve(gram(tasks.primary, extract), CURVE[-1])[list(CURVE)],
-            "harmful": norm_ratio_curve(gram(tasks.attacker, extract), CURVE[-1])[list(CURVE)],
+            "primary": norm_ratio_curve(gram(tasks.primary, extract), CURVE[-1])[CURVE],
+            "harmful": norm_ratio_curve(gram(tasks.attacker, extract), CURVE[-1])[CURVE],
         },
         "harmful_accuracy": probe(model, tasks),
     }

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from immunis.core.errors import InputError
 from immunis.core.records import Record
+from immunis.core.thinning import log_places
 
 ROLES = ("primary", "harmful")
 UNITS = {"flops": "operations", "steps": "steps"}  # what a cost is counted in
@@ -122,8 +123,7 @@ def _outline(spectrum: Mapping[str, Any], most: int = 64) -> Outline:
     index = list(spectrum.get("index", range(1, len(values) + 1)))
     pairs = [(i, v) for i, v in zip(index, values, strict=True) if i <= rank and v > 0]
     if len(pairs) > most:
-        wanted = {round(len(pairs) ** (i / (most - 1))) for i in range(most)}
-        pairs = [pair for place, pair in enumerate(pairs, 1) if place in wanted]
+        pairs = [pairs[place - 1] for place in log_places(len(pairs), most)]
     return Outline(
         [i for i, _ in pairs],
         [v / pairs[0][1] for _, v in pairs],

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from immunis.core.errors import InputError, RankWarning
 from immunis.core.records import Record
+from immunis.core.thinning import log_places
 from immunis.data.checks import EPS64
 from immunis.data.task import Task
 from immunis.theory.gram import Gram, gram
@@ -173,7 +174,7 @@ def spectrum_outline(spectrum: Spectrum, most: int = 48) -> dict[str, Any]:
     ``index`` counts from 1; eigenvalues are kept to four digits, which a chart does not show.
     """
     rank = spectrum.rank
-    places = sorted({round(rank ** (i / (most - 1))) for i in range(most)} if rank else ())
+    places = log_places(rank, most)
     return {
         "condition_number": spectrum.condition_number if rank else math.nan,
         "rank": rank,

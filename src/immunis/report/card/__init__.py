@@ -14,7 +14,7 @@ from immunis.core.controls import CONTROL, REACH
 from immunis.core.errors import InputError
 from immunis.core.files import publish
 from immunis.core.records import Record
-from immunis.report import figures
+from immunis.report import figures, style
 from immunis.report import query as views
 from immunis.report import text as statements
 from immunis.report.card import charts
@@ -55,6 +55,7 @@ def render(*records: Record) -> str:
         lstrip_blocks=True,
     )
     environment.filters["number"] = number
+    environment.globals["style"] = style
     environment.globals["infinity"] = math.inf
     with views.complete("card"):
         compared = compare(records) if len(records) > 1 else None

@@ -7,9 +7,9 @@ from typing import Any
 
 from immunis.core.controls import CONTROL
 from immunis.core.records import Record
-from immunis.report.figures.style import canvas, legend, line, mark, rendered
 from immunis.report.format import number
 from immunis.report.query import UNITS, defended, envelope, telling_cost
+from immunis.report.style import canvas, legend, line, mark, rendered
 
 SHOWN = 6  # learning curves in one figure
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from immunis.core.records import Record
-from immunis.report.figures.style import canvas, legend, line, rendered
+from immunis.report import style
+from immunis.report.style import canvas, legend, line, rendered
 
 
 def norm_ratios(record: Record, kind: str = "png") -> bytes:
@@ -32,9 +33,9 @@ def overview(record: Record, kind: str = "png") -> bytes:
     names = list(methods)[::-1]
     figure = canvas()
     left, right = figure.subplots(1, 2, sharey=True)
-    left.barh(names, [methods[n]["rir"]["value"] for n in names], color="#1f77b4")
+    left.barh(names, [methods[n]["rir"]["value"] for n in names], color=style.BLUE)
     left.set_xscale("log")
-    left.axvline(record.figures["ceiling"], color="#d62728", linestyle="--", linewidth=1.2)
+    left.axvline(record.figures["ceiling"], color=style.RED, linestyle="--", linewidth=1.2)
     left.set_xlabel("relative immunization ratio (dashed: its ceiling RIR*)")
     attacks = [(f"{t} descent steps", str(t)) for t in record.settings["steps"]] + [("ridge", "")]
     for (label, key), colour, shift in zip(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from immunis.core.records import Record
-from immunis.report.figures.style import COLOURS, LINES, MARKS, canvas, rendered
+from immunis.report.style import COLOURS, LINES, MARKS, canvas, rendered
 
 
 def history(record: Record, kind: str = "png") -> bytes:

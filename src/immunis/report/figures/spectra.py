@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from immunis.core.records import Record
-from immunis.report.figures.style import canvas, legend, line, rendered
 from immunis.report.query import outlines
+from immunis.report.style import canvas, legend, line, rendered
 
 
 def spectra(record: Record, kind: str = "png") -> bytes:

@@ -1,4 +1,8 @@
-"""How every figure looks: colours that the colour-blind tell apart, dashes and marks for grey."""
+"""How every chart looks, in figures and on cards: colours, marks and dashes of a series.
+
+The colours are Okabe and Ito's, which colour-blind readers tell apart; the first seven have a
+contrast of at least 3 on white. Marks and dashes tell series apart in grey print.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,21 @@ from typing import Any
 from immunis.core.controls import CONTROL
 from immunis.core.records import Record
 
-# Okabe and Ito's palette, black first; brown and violet for its yellow, too light on white
-COLOURS = (
-    "#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00",
-    "#5B4FC0",
-)  # fmt: skip
+BLACK, BLUE, RED = "#000000", "#0072B2", "#D55E00"
+GREEN, PURPLE, BROWN = "#009E73", "#A4417A", "#7A5C00"
+VIOLET, ORANGE, SKY = "#5B4FC0", "#E69F00", "#56B4E9"
+COLOURS = (BLACK, BLUE, RED, GREEN, PURPLE, BROWN, VIOLET, ORANGE, SKY)
+GREY = "#6B7280"  # the control
+# the first seven and the control on the dark background of a card
+DARK = ("#D3D9E1", "#56B4E9", "#F0894A", "#35C49C", "#E39AC4", "#E0C040", "#A79BFF")
+DARK_GREY = "#98A1AD"
 MARKS = ("o", "s", "D", "^", "v", "P", "<", ">", "*")
-LINES: tuple[Any, ...] = (
-    "-", "-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)), ":", (0, (8, 2)), (0, (1, 1)),
-)  # fmt: skip
-GREY = "#7f7f7f"
+_DASHED: list[Any] = [(0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)), ":", (0, (8, 2)), (0, (1, 1))]
+LINES = ["-", "-", "--", "-.", *_DASHED]
 
 
 def rendered(figure: Any, record: Record, kind: str = "png") -> bytes:
-    """Render as PNG or PDF, naming the record's hash inside so that the two can be matched."""
+    """Return the figure as PNG or PDF, with the record's digest in its metadata."""
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
@@ -35,14 +40,14 @@ def rendered(figure: Any, record: Record, kind: str = "png") -> bytes:
 
 
 def canvas(width: float = 9.5, height: float = 3.8) -> Any:
-    """An empty figure of a size in inches."""
+    """Return an empty figure of a size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def line(name: str, names: Sequence[str]) -> dict[str, Any]:
-    """Colour and dash of a series by its place among the names; the control is grey and dotted."""
+    """Return the colour and dash of a series by its place; the control is grey and dotted."""
     if name == CONTROL:
         return {"color": GREY, "linestyle": ":", "linewidth": 1.6, "label": name}
     place = list(names).index(name)
@@ -55,18 +60,14 @@ def line(name: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def mark(name: str, names: Sequence[str]) -> dict[str, Any]:
-    """Colour and mark of a series, without a line."""
-    if name == CONTROL:
-        return {"color": GREY, "marker": "x", "linestyle": "none", "label": name}
-    place = list(names).index(name)
-    return {
-        "color": COLOURS[place % len(COLOURS)],
-        "marker": MARKS[place % len(MARKS)],
-        "linestyle": "none",
-        "label": name,
-    }
+    """Return the colour and mark of a series, without a line."""
+    look = {"color": GREY, "marker": "x"}
+    if name != CONTROL:
+        place = list(names).index(name)
+        look = {"color": COLOURS[place % len(COLOURS)], "marker": MARKS[place % len(MARKS)]}
+    return {**look, "linestyle": "none", "label": name}
 
 
 def legend(figure: Any, axis: Any) -> None:
-    """One legend for all axes of a figure, beside them."""
+    """Draw one legend for all axes of a figure, beside them."""
     figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
