@@ -40,7 +40,7 @@ def main() -> None:
         "erase": immunize(eye, primary, defender, "erase"),
     }
     start = time.perf_counter()
-    result = audit(models, primary, attacker, attacks="standard", defender=defender, workers=2)
+    result = audit(models, primary, attacker, defender=defender, run={"workers": 2})
     wall = time.perf_counter() - start
     spent = sorted(result.record.figures["seconds"].items(), key=lambda item: -item[1])
     for name, seconds in spent:

@@ -76,8 +76,8 @@ def main() -> None:
         ]
         print(label, "trained", flush=True)
     result = audit(
-        models, primary, tasks.attacker, attacks=ATTACKS, seeds=SEEDS, budget=200,
-        defender=tasks.harmful,
+        models, primary, tasks.attacker, attacks=ATTACKS, defender=tasks.harmful,
+        effort={"seeds": SEEDS, "budget": 200},
     )  # fmt: skip
     record = result.record.with_settings(
         pretraining=PRETRAINING, training=TRAINING, variants=VARIANTS

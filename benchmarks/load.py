@@ -131,7 +131,8 @@ def audited() -> list[Line]:
     for count in (2, 4, 20):  # the first pays for imports and caches, and is left out
         some = dict(list(models.items())[:count])
         start = time.perf_counter()
-        audit(some, primary, attacker, attacks="quick", defender=defender, seeds=1, budget=100)
+        effort = {"seeds": 1, "budget": 100}
+        audit(some, primary, attacker, attacks="quick", defender=defender, effort=effort)
         taken.append((time.perf_counter() - start) / count)
         memory.append(peak())
     return [

@@ -32,8 +32,7 @@ def main() -> None:
         primary,
         harmful,
         attacks=["ridge", "logistic", "knn", "drop_last", "finetune_all"],
-        seeds=2,
-        budget=50,
+        effort={"seeds": 2, "budget": 50},
     )
     for name, case in result.worst_case.items():
         print(f"{name}: {case.highest_attack} reaches {case.highest_accuracy:.1%}")

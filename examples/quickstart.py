@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
         tasks.attacker,  # samples of the attacker's own
         attacks="quick",
         defender=tasks.harmful,  # must share none of them, and the audit checks that
-        seeds=2,
+        effort={"seeds": 2},
     )
     for name, case in result.worst_case.items():
         print(f"{name}: {case.attack} reaches {case.accuracy:.1%}")

@@ -1,6 +1,6 @@
 """Make open-weight models hard to turn to harm, and measure how hard."""
 
-from immunis.audits.audit import Audit, audit
+from immunis.audits.audit import Audit, Effort, audit
 from immunis.core.errors import (
     ImmunisError,
     InputError,
@@ -10,6 +10,7 @@ from immunis.core.errors import (
     RankWarning,
     SettingsError,
 )
+from immunis.core.jobs import Run
 from immunis.core.records import Record
 from immunis.core.version import __version__
 from immunis.data.task import Task
@@ -23,6 +24,7 @@ from immunis.theory.spectrum import Spectrum, condition_number_interval, referen
 
 __all__ = [
     "Audit",
+    "Effort",
     "Extremes",
     "Gram",
     "ImmunisError",
@@ -35,6 +37,7 @@ __all__ = [
     "PreconditionedLinear",
     "RankWarning",
     "Record",
+    "Run",
     "SettingsError",
     "Spectrum",
     "Task",

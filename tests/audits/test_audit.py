@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.networks import Residual
-from immunis import InputError, SettingsError, Task, audit, immunize
+from immunis import Effort, InputError, SettingsError, Task, audit, immunize
 from immunis.attacks import ATTACKS
 from immunis.attacks.contract import Attack
 from immunis.audits.feature_cache import Reader
@@ -48,10 +48,14 @@ def models(tasks):
     }
 
 
-def run(models, tasks, attacks=FEW, **more):
+def run(models, tasks, attacks=FEW, seeds=3, trials=None, defender=None, transfer=(), **where):
+    effort = Effort(seeds, 20, trials)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return audit(models, tasks.primary, tasks.attacker, attacks=attacks, budget=20, **more)
+        return audit(
+            models, tasks.primary, tasks.attacker, transfer, attacks, defender=defender,
+            effort=effort, run=where,
+        )  # fmt: skip
 
 
 def timeless(result):
@@ -212,7 +216,7 @@ def test_linear_extractors_and_regression_can_be_audited(quiet_rank):
 
     found = audit(
         {"original": torch.eye(5, dtype=F)}, values(0, "p"), values(1, "h"),
-        attacks=["ridge", "logistic", "drop_last"], seeds=2, budget=20,
+        attacks=["ridge", "logistic", "drop_last"], effort=Effort(2, 20),
     )  # fmt: skip
     f = found.record.figures
     assert f["attacks"]["ridge"]["original"]["score"]["mean"] > 0.99
@@ -256,11 +260,23 @@ def test_bad_requests_are_refused_in_words(models, tasks):
         (lambda: audit({**models, "untrained": 1}, *good), InputError, "own controls"),
         (lambda: audit({"original": nn.Linear(64, 8)}, *good), InputError, "training mode"),
         (lambda: audit(models, *good, attacks="quik"), SettingsError, "quick"),
-        (lambda: audit(models, *good, attacks=FEW, seeds=0), SettingsError, "at least 1"),
-        (lambda: audit(models, *good, attacks=FEW, workers=0), SettingsError, "workers"),
-        (lambda: audit(models, *good, attacks=FEW, trials=0), SettingsError, "trials=0"),
-        (lambda: audit(models, *good, attacks=FEW, device="cuda:99"), SettingsError, "device"),
-        (lambda: audit(models, *good, attacks=FEW, device="gpu"), SettingsError, "device"),
+        (
+            lambda: audit(models, *good, attacks=FEW, effort={"seeds": 0}),
+            SettingsError,
+            "at least 1",
+        ),
+        (lambda: audit(models, *good, attacks=FEW, run={"workers": 0}), SettingsError, "workers"),
+        (
+            lambda: audit(models, *good, attacks=FEW, effort={"trials": 0}),
+            SettingsError,
+            "trials=0",
+        ),
+        (
+            lambda: audit(models, *good, attacks=FEW, run={"device": "cuda:99"}),
+            SettingsError,
+            "device",
+        ),
+        (lambda: audit(models, *good, attacks=FEW, run={"device": "gpu"}), SettingsError, "device"),
         (lambda: audit(models, tasks.primary, tasks.primary, attacks=FEW), InputError, "also in"),
     ]
     for call, error, says in cases:
@@ -308,7 +324,7 @@ def test_shared_rows_of_the_attackers_own_data_are_counted(models, tasks):
     x, y = tasks.attacker.train.tensors()
     leaky = Task((x, y), (x[:10], y[:10]), "leaky")
     with pytest.warns(UserWarning, match="10 sample"):
-        found = audit(models, tasks.primary, leaky, attacks=["ridge"], seeds=1, budget=5)
+        found = audit(models, tasks.primary, leaky, attacks=["ridge"], effort=Effort(1, 5))
     assert found.record.figures["disjoint"]["train_in_test"] == 10
 
 
@@ -329,7 +345,12 @@ def test_a_shuffling_loader_resumes_all_the_same(models, tasks, tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             audit(
-                models, tasks.primary, task, attacks=["ridge"], seeds=1, budget=5, folder=tmp_path
+                models,
+                tasks.primary,
+                task,
+                attacks=["ridge"],
+                effort=Effort(1, 5),
+                run={"folder": tmp_path},
             )
         count = len(list(tmp_path.iterdir()))
     assert count == 4  # two models, the control, and the control from scratch
@@ -350,7 +371,7 @@ def test_reading_features_survives_a_lack_of_memory(models, tasks, monkeypatch):
             tasks.primary,
             tasks.attacker,
             attacks=["ridge"],
-            seeds=1,
+            effort=Effort(1),
         )
 
 
@@ -358,7 +379,7 @@ def test_the_bundled_recipe_runs(monkeypatch):
     recipe = load_recipe("digit-parity")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = audit_recipe(recipe, attacks=["ridge"], budget=20)
+        found = audit_recipe(recipe, attacks=["ridge"], effort={"budget": 20})
     assert list(found.record.figures["models"]) == ["original", "condition", "frontier", "erase"]
     assert found.record.settings["recipe"]["model"] == {"network": [128, 64]}
     assert found.record.figures["transfer"]
@@ -485,13 +506,15 @@ def _network(seed):
 def test_a_defence_may_come_as_one_model_for_each_seed(pair):
     primary, harmful = pair
     models = {"original": _network(0), "several": [_network(1), _network(2)]}
-    found = audit(models, primary, harmful, attacks=["ridge"], seeds=2, budget=3)
+    found = audit(models, primary, harmful, attacks=["ridge"], effort=Effort(2, 3))
     row = found.record.figures["models"]["several"]
     assert [v["primary"] for v in row["variants"]] != [row["variants"][0]["primary"]] * 2
     assert row["primary"] == pytest.approx(sum(v["primary"] for v in row["variants"]) / 2)
     assert len(row["per_class"]) == 3 and "per_class" not in row["variants"][0]
     alone = [
-        audit({"original": _network(0), "x": m}, primary, harmful, attacks=["ridge"], seeds=2)
+        audit(
+            {"original": _network(0), "x": m}, primary, harmful, attacks=["ridge"], effort=Effort(2)
+        )
         for m in models["several"]
     ]
     curves = found.record.figures["attacks"]["ridge"]["several"]["score"]["values"]
@@ -500,17 +523,18 @@ def test_a_defence_may_come_as_one_model_for_each_seed(pair):
         for seed in range(2)
     ]
     with pytest.raises(InputError, match="2 models came for 3 seeds"):
-        audit(models, primary, harmful, attacks=["ridge"], seeds=3)
+        audit(models, primary, harmful, attacks=["ridge"])
 
 
 def test_the_searched_space_may_be_narrowed(pair):
     primary, harmful = pair
     models = {"original": _network(0)}
-    options = {"attacks": ["finetune_all"], "seeds": 1, "budget": 2}
-    whole = audit(models, primary, harmful, **options).record
-    part = audit(models, primary, harmful, **options, space={"optimizer": ["adamw"]}).record
+    attacks = ["finetune_all"]
+    whole = audit(models, primary, harmful, attacks=attacks, effort=Effort(1, 2)).record
+    few = Effort(1, 2, space={"optimizer": ["adamw"]})
+    part = audit(models, primary, harmful, attacks=attacks, effort=few).record
     trials = [r.figures["attacks"]["finetune_all"]["original"]["trials"] for r in (whole, part)]
     assert trials[1] == trials[0] / 2
     assert part.settings["space"] == {"optimizer": ["adamw"]}
     with pytest.raises(SettingsError, match="space leaves none of them"):
-        audit(models, primary, harmful, **options, space={"optimizer": ["lion"]})
+        audit(models, primary, harmful, attacks=attacks, effort={"space": {"optimizer": ["lion"]}})

@@ -64,7 +64,7 @@ def test_an_encoder_is_opened_into_its_blocks(config, head, first, last):
 def test_earlier_layers_of_an_encoder_are_attacked():
     primary, harmful = tokens(60, 3, 1), tokens(60, 2, 2)
     found = audit(
-        {"original": classifier()}, primary, harmful, budget=5, seeds=1,
+        {"original": classifier()}, primary, harmful, effort={"seeds": 1, "budget": 5},
         attacks=["earlier_layer", "finetune_last", "reinit_last", "concat_blocks"],
     )  # fmt: skip
     rows = found.record.figures["attacks"]
@@ -150,7 +150,12 @@ def test_a_decoder_is_read_at_the_last_token_that_is_no_padding():
     assert found.record.figures["spectra"]["harmful"]["after"]["dimension"] == 16
     pytest.importorskip("peft")
     tried = audit(
-        {"original": model}, primary, harmful, attacks=["lora"], seeds=1, budget=2, head="score"
+        {"original": model},
+        primary,
+        harmful,
+        attacks=["lora"],
+        head="score",
+        effort={"seeds": 1, "budget": 2},
     )
     assert tried.record.figures["attacks"]["lora"]["original"]["status"] == "done"
 

@@ -336,7 +336,7 @@ def test_lora_runs_on_a_defended_vit():
     result = immunize(model, primary, harmful, "probe", training=SHORT)
     found = audit(
         {"original": model, "probe": [result, result]}, primary, attacker, attacks=["lora"],
-        seeds=2, budget=2, defender=harmful,
+        effort={"seeds": 2, "budget": 2}, defender=harmful,
     )  # fmt: skip
     assert found.record.figures["attacks"]["lora"]["probe"]["status"] == "done"
 

@@ -53,7 +53,7 @@ def records(folder: Path) -> dict[str, Record]:
         "immunize, mini-batches": with_batches.record,
         "immunize, network": network.record,
         "audit": audit(
-            {"original": eye, "erase": erased}, flat, attacked, seeds=1, budget=20,
+            {"original": eye, "erase": erased}, flat, attacked, effort={"seeds": 1, "budget": 20},
             attacks=["ridge", "sgd", "mlp", "knn"],
         ).record,
         "demo": shown,

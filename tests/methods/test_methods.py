@@ -341,7 +341,10 @@ def test_a_network_without_a_head_gets_a_least_squares_one(pair):
     result = immunize(network, *pair, "frontier", head=own)
     torch.testing.assert_close(result.head(result.model(x)), own(network(x)), rtol=1e-3, atol=1e-3)
     audit(
-        {"original": (network, own), "defended": result}, *pair, attacks=["ridge"], seeds=1
+        {"original": (network, own), "defended": result},
+        *pair,
+        attacks=["ridge"],
+        effort={"seeds": 1},
     )  # in one dtype throughout
     assert result.record.data["primary"]["train"] == pair[0].train.fingerprint()
 

@@ -78,7 +78,7 @@ def evil_records():
     theta = torch.eye(5, dtype=torch.float64)
     result = immunize(theta, *tasks, "erase")
     found = audit(
-        {"original": theta, EVIL: result}, *tasks, seeds=1, budget=20,
+        {"original": theta, EVIL: result}, *tasks, effort={"seeds": 1, "budget": 20},
         attacks=["ridge", "gd_line_search", "knn", "batchnorm_only"],
     )  # fmt: skip
     return result.record.with_settings(recipe={"path": EVIL}), found.record

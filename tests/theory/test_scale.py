@@ -295,7 +295,7 @@ def test_settings_that_count_are_whole_numbers(bad):
         "groups": lambda: condition_number_interval(x, groups=bad, size=5),
         "size": lambda: condition_number_interval(x, groups=2, size=bad),
         "workers": lambda: sweep({}, Run(workers=bad)),
-        "seeds": lambda: audit({}, task, task, seeds=bad),
+        "seeds": lambda: audit({}, task, task, effort={"seeds": bad}),
     }
     for name, call in calls.items():
         with pytest.raises(SettingsError, match=f"{name}="):

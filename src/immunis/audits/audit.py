@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
 
 import torch
 
@@ -19,9 +18,9 @@ from immunis.audits.jobs import Docket
 from immunis.audits.statistics import predictors, summarise, worst_case
 from immunis.core.controls import CONTROL, SCRATCH
 from immunis.core.errors import InputError
-from immunis.core.jobs import Run
+from immunis.core.jobs import HERE, Run
 from immunis.core.records import Record
-from immunis.core.settings import whole
+from immunis.core.settings import check, whole
 from immunis.data.task import Task
 from immunis.models.find_head import cut
 from immunis.models.reinit import untrained
@@ -29,7 +28,43 @@ from immunis.theory.measure import data_figures
 from immunis.training.settings import device_of
 
 TRANSFER = ("gd_line_search", "finetune_all")
-Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What each attacker may spend.
+
+    Attributes:
+        seeds: repeats of each attack; intervals need 3.
+        budget: largest number of optimizer steps of one run; None takes the preset's.
+        trials: settings that optuna tries for each attack; None searches the fixed grid.
+        space: values that attacks may search, by setting, for example
+            ``{"optimizer": ["adamw"]}``; other settings keep their grids.
+    """
+
+    seeds: int = 3
+    budget: int | None = None
+    trials: int | None = None
+    space: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the numbers, and the names of the settings."""
+        for name in ("seeds", "budget", "trials"):
+            value = getattr(self, name)
+            if value is not None or name == "seeds":
+                object.__setattr__(self, name, whole(value, name, 1))
+        check_space(self.space)
+
+    @classmethod
+    def of(cls, given: Effort | Mapping[str, Any]) -> Effort:
+        """Return an effort as it is, or make one of a mapping after checking its keys and types."""
+        if isinstance(given, Effort):
+            return given
+        check(given, get_type_hints(cls), "effort")
+        return cls(**given)
+
+
+STANDARD = Effort()
 
 
 @dataclass(frozen=True)
@@ -86,15 +121,8 @@ def audit(
     defender: Task | None = None,
     original: str = "original",
     head: str | None = None,
-    seeds: int = 3,
-    budget: int | None = None,
-    trials: int | None = None,
-    space: Mapping[str, Sequence[Any]] | None = None,
-    workers: int = 1,
-    cluster: str | None = None,
-    folder: str | Path | None = None,
-    device: str = "cpu",
-    progress: Progress = lambda what, share: None,
+    effort: Effort | Mapping[str, Any] = STANDARD,
+    run: Run | Mapping[str, Any] = HERE,
 ) -> Audit:
     """Run attacks against models and report what each attacker pays.
 
@@ -110,17 +138,10 @@ def audit(
             attacker's are refused. Left out, the audit says that this was not checked.
         original: which model is the undefended one.
         head: name of the models' linear head where it cannot be guessed.
-        seeds: repeats of each attack, at least 1; intervals need 3.
-        budget: largest number of optimizer steps of a run; the preset's if left out.
-        trials: settings that optuna tries per attack; the fixed grid if left out.
-        space: values that attacks may search, by setting, to narrow their grids (for example
-            ``{"optimizer": ["adamw"]}``); the record says so.
-        workers: processes.
-        cluster: address of a Ray cluster.
-        folder: where finished attacks are kept, to resume an interrupted audit; not locked.
-        device: where models are read and fine-tuned: ``"cpu"``, ``"cuda"``, ``"mps"`` or
-            ``"auto"``; several workers share an accelerator.
-        progress: called with what was done and the share of the whole.
+        effort: what each attacker may spend; a mapping of its attributes will do.
+        run: where the attacks run; a mapping of its attributes will do. With a folder, finished
+            attacks are kept there and a second audit skips them. Several workers share one
+            accelerator.
 
     Raises:
         InputError: for data or models that cannot be audited.
@@ -128,11 +149,9 @@ def audit(
     """
     start = time.perf_counter()
     chosen, preset = select(attacks)
-    budget = whole(preset if budget is None else budget, "budget", 1)
-    seeds, workers = whole(seeds, "seeds", 1), whole(workers, "workers", 1)
-    trials = None if trials is None else whole(trials, "trials", 1)
-    device = device_of(device)
-    check_space(space or ())
+    effort, run = Effort.of(effort), Run.of(run)
+    seeds, budget = effort.seeds, preset if effort.budget is None else effort.budget
+    device = device_of(run.device)
     _check_lineup(models, original)
     disjoint = disjoint_rows(harmful, primary, defender)
     samples = samples_of(harmful)
@@ -151,12 +170,12 @@ def audit(
         for seed in range(seeds)
     ]
     reader = Reader(example)
-    progress("reading features", 0.0)
+    run.progress("reading features", 0.0)
     described = describe(cuts, primary, samples, reader, original)
     others = [samples_of(task) for task in transfer]
     docket = Docket(
-        reader, budget=budget, trials=trials, space=space, device=device,
-        shipped=workers > 1 or cluster is not None,
+        reader, budget=budget, trials=effort.trials, space=effort.space, device=device,
+        shipped=run.workers > 1 or run.cluster is not None,
         harmless=others[0] if others else None,
     )  # fmt: skip
     for attack in chosen:
@@ -168,7 +187,7 @@ def audit(
         for name in TRANSFER:
             for each in lineup:
                 docket.add(f"transfer {number}", other, ATTACKS[name], *each)
-    docket.run(Run(workers, cluster, folder, device, progress))
+    docket.run(run)
 
     def judged(what: str, attack: str, task: Samples) -> dict[str, Any]:
         return summarise(docket.outcomes(what, attack), original, CONTROL, chance_of(task))
@@ -206,8 +225,8 @@ def audit(
                 "not_run": {a.name: a.summary for a in ATTACKS.values() if a not in chosen},
                 "budget": budget,
                 "seeds": seeds,
-                "search": "grid" if trials is None else f"optuna, {trials} trials",
-                "space": dict(space or {}),
+                "search": "grid" if effort.trials is None else f"optuna, {effort.trials} trials",
+                "space": dict(effort.space),
                 "original": original,
             },
             data=data_figures(

@@ -23,6 +23,7 @@ from immunis.core.distributed import rank
 from immunis.core.errors import InputError, RankWarning, SettingsError, unknown
 from immunis.core.files import make_folder, write_bytes
 from immunis.core.hashing import key_of, state_digest
+from immunis.core.jobs import HERE, Run
 from immunis.core.records import Record
 from immunis.core.version import __version__
 from immunis.data.sources import Tasks
@@ -282,21 +283,22 @@ def audit_recipe(
     *,
     hardware: Hardware | None = None,
     models_folder: str | Path | None = None,
-    device: str = "cpu",
-    progress: Progress = lambda what, share: None,
-    **more: Any,
+    effort: Mapping[str, Any] | None = None,
+    run: Run | Mapping[str, Any] = HERE,
 ) -> Audit:
     """Build what a recipe describes, defend it by each of its methods, and audit them all.
 
     ``methods`` names those of the recipe's defences to audit, by label where they have one. Trained
-    networks are kept in ``models_folder``; the rest is as in ``audit``.
+    networks are kept in ``models_folder``; ``effort`` replaces parts of what the recipe says, and
+    ``run`` is as in ``audit``.
     """
-    device = device_of(device)  # before hours of training
+    run = Run.of(run)
+    device_of(run.device)  # before hours of training
     if recipe.audit.get("trials") is not None:
         need_optuna()
     tasks = recipe.tasks(data)
     options = {key: value for key, value in recipe.audit.items() if key != "methods"}
-    where = hardware, models_folder, progress
+    where = hardware, models_folder, run.progress
     tables = tables_of(recipe, methods)
     rehearse(recipe, tables.values(), tasks)
     model = original(recipe, tasks, *where)
@@ -311,8 +313,7 @@ def audit_recipe(
     chosen = own if attacks is None else attacks
     result = audit(
         models, tasks.primary, tasks.attacker, tasks.transfer, chosen,
-        defender=tasks.harmful, device=device, progress=progress, head=recipe.head,
-        **options, **more,
+        defender=tasks.harmful, head=recipe.head, effort={**options, **(effort or {})}, run=run,
     )  # fmt: skip
     figures = {**result.record.figures, **({"training": training} if training else {})}
     record = dataclasses.replace(result.record, seed=recipe.seed, figures=figures)

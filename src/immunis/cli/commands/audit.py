@@ -46,8 +46,9 @@ def audit(
     Finished attacks are kept in the output folder: the same command goes on where it stopped.
     """
     from immunis.core.files import release
+    from immunis.core.jobs import Run
     from immunis.recipes import load_recipe
-    from immunis.recipes.pipeline import audit_recipe as run
+    from immunis.recipes.pipeline import audit_recipe
     from immunis.report.card import render
     from immunis.report.tables import audit_table, models_table, transfer_table, worst_case_table
     from immunis.report.text import beside_tables
@@ -66,18 +67,14 @@ def audit(
     folder = take(output or f"immunis-runs/{chosen.name}-audit", "audit")
     resume = f"finished attacks are kept in {folder}; {again()} goes on from there."
     with bar(f"audit {chosen.name}", json, resume) as report:
-        result = run(
+        result = audit_recipe(
             chosen,
             data,
             attacks=attacks,
             methods=names,
-            workers=workers,
-            cluster=cluster,
-            folder=folder / "attacks",
             models_folder=models or folder / "models",
-            device=device,
             hardware=hardware,
-            progress=report,
+            run=Run(workers, cluster, folder / "attacks", device, report),
         )
     made = {"record.json": result.record.to_file(), "card.html": render(result.record)}
     paths = release(folder, made)
