@@ -27,7 +27,7 @@ from immunis.data.loader import Stream
 from immunis.data.sources.pictures import Images, Item
 from immunis.data.task import Task
 from immunis.methods import get_method
-from immunis.methods.probe_network import shrunk
+from immunis.methods.probe import hold
 from immunis.models.find_head import cut
 from immunis.models.hooks import Tapped
 from immunis.models.teacher import Teacher
@@ -155,7 +155,7 @@ def pieces(
         "nu": lambda: nu(even(leaves["h"]), targets),
     }
     if len(features["p"]) > width:
-        found["hold"] = lambda: shrunk(before)
+        found["hold"] = lambda: hold(before)
     return {what: lambda call=call: call().backward() for what, call in found.items()}
 
 

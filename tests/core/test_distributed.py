@@ -19,7 +19,7 @@ from helpers.networks import small_net, tasks
 from immunis import InputError, SettingsError, Task
 from immunis.core.distributed import joined, leave, world
 from immunis.methods import get_method
-from immunis.methods.probe_network import shrunk, total_variance
+from immunis.methods.probe import hold, total_variance
 from immunis.models.find_head import cut
 from immunis.theory.feature_maps import even, fourier, white
 from immunis.theory.neighbours import nu
@@ -44,7 +44,7 @@ REGULARIZERS = {
     "near": lambda z, y: nu(even(joined(z)), joined(y)),
     "recall": lambda z, y: rho(z, recalled(z.detach().square(), y), across=True),
     "collapse": lambda z, y: total_variance(z).log(),
-    "hold": lambda z, y: shrunk(
+    "hold": lambda z, y: hold(
         SimpleNamespace(primary={"": z}, teacher=(None, z.detach() + y[:, :1]))
     ),
 }

@@ -31,7 +31,7 @@ from immunis.data.corrupt import Corrupt, Guarded, collate
 from immunis.data.loader import Stream, held_out
 from immunis.data.split import Split
 from immunis.methods import METHODS, get_method
-from immunis.methods.probe_network import moved, shrunk, total_variance
+from immunis.methods.probe import hold, keep, total_variance
 from immunis.models.find_head import cut
 from immunis.models.zoo import load_weights
 from immunis.theory.gram import gram_of
@@ -169,7 +169,7 @@ def test_keep_holds_the_primary_features_where_they_were():
         before, after = (part.read(inputs)[0] for part in (start, whole(model)))
         view = SimpleNamespace(primary={"": after}, teacher=(None, before))
         expected = (after - before).square().sum() / (before - before.mean(0)).square().sum()
-        assert torch.allclose(moved(view), expected, rtol=1e-4)  # it damps by a millionth
+        assert torch.allclose(keep(view), expected, rtol=1e-4)  # it damps by a millionth
         return float(expected)
 
     kept, free = (run("probe", settings={"keep": k}).model for k in (10.0, 0.0))
@@ -274,9 +274,9 @@ def test_hold_measures_each_direction_by_what_is_left_of_it(scale):
     before = torch.linalg.qr(torch.randn(40, 5, dtype=torch.float64))[0] * scale
     shrink = torch.diag(torch.tensor([1.0, 1, 1, 1, 0.01], dtype=torch.float64))
     after = before @ shrink
-    assert torch.allclose(shrunk(held_view(after, before)), torch.tensor(99.0**2 / 5).double())
+    assert torch.allclose(hold(held_view(after, before)), torch.tensor(99.0**2 / 5).double())
     mixing = torch.randn(5, 5, dtype=torch.float64)  # a map of both changes nothing
-    found = shrunk(held_view(after @ mixing, before @ mixing))
+    found = hold(held_view(after @ mixing, before @ mixing))
     assert torch.allclose(found, torch.tensor(99.0**2 / 5).double(), rtol=1e-3)
 
 
@@ -285,7 +285,7 @@ def test_hold_bounds_how_far_eigenvalues_have_fallen(seed):
     torch.manual_seed(seed)
     before = torch.randn(60, 6, dtype=torch.float64) * torch.logspace(0, -3, 6)
     after = before @ torch.randn(6, 6, dtype=torch.float64) + 0.1 * torch.randn(60, 6)
-    value = float(shrunk(held_view(after, before)))
+    value = float(hold(held_view(after, before)))
     now, then = (torch.linalg.eigvalsh(z.T @ z) for z in (after, before))
     assert bool((then <= now * (1 + (6 * value) ** 0.5) ** 2 * (1 + 1e-6)).all())
 
@@ -294,25 +294,25 @@ def test_hold_bounds_how_far_eigenvalues_have_fallen(seed):
 def test_a_direction_that_grows_does_not_let_others_shrink(growth):
     before = torch.linalg.qr(torch.randn(40, 4, dtype=torch.float64))[0]
     after = before @ torch.diag(torch.tensor([growth, 1e-2, 1e-2, 1e-2]).double())
-    assert float(shrunk(held_view(after, before))) > 0.99 * 3 * 99**2 / 4
+    assert float(hold(held_view(after, before))) > 0.99 * 3 * 99**2 / 4
     gone = torch.zeros_like(before).requires_grad_()
-    shrunk(held_view(gone, before)).backward()
+    hold(held_view(gone, before)).backward()
     assert bool(gone.grad.isfinite().all())
 
 
 def test_hold_has_the_gradient_of_its_formula():
     before = torch.randn(20, 3, dtype=torch.float64)
     after = (before + 0.3 * torch.randn(20, 3)).requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: shrunk(held_view(z, before)), (after,))
+    assert torch.autograd.gradcheck(lambda z: hold(held_view(z, before)), (after,))
 
 
 def test_hold_says_what_it_needs():
     with pytest.raises(SettingsError, match="4 primary rows for 4 features"):
-        shrunk(held_view(torch.ones(4, 4), torch.ones(4, 4)))
+        hold(held_view(torch.ones(4, 4), torch.ones(4, 4)))
     with pytest.raises(NumericalError, match="NaN"):
-        shrunk(held_view(torch.full((9, 2), torch.nan), torch.ones(9, 2)))
+        hold(held_view(torch.full((9, 2), torch.nan), torch.ones(9, 2)))
     dead = torch.zeros(9, 2)
-    assert float(shrunk(held_view(dead, dead))) == 0
+    assert float(hold(held_view(dead, dead))) == 0
 
 
 def test_hold_lets_no_direction_of_the_primary_features_shrink():
@@ -321,7 +321,7 @@ def test_hold_lets_no_direction_of_the_primary_features_shrink():
 
     def value(model):
         before, after = (part.read(inputs)[0].detach() for part in (start, whole(model)))
-        return float(shrunk(held_view(after, before)))
+        return float(hold(held_view(after, before)))
 
     held, free = (run("probe", settings={"hold": h}).model for h in (10.0, 0.0))
     assert value(start.model) == 0
@@ -1086,14 +1086,14 @@ class TestAfterAReview:
             run("probe", resume=True)
 
     def test_a_term_that_is_not_finite_stops_the_balancing(self, monkeypatch):
-        from immunis.methods import r_ill_network as r_ill
+        from immunis.methods import r_ill
 
         monkeypatch.setattr(r_ill, "r_ill", lambda h: h.sum() * float("nan"))
         with pytest.raises(NumericalError, match="step 1: the gradient of r_ill"):
             run("r_ill")
 
     def test_a_term_without_gradient_is_said_to_be_left_out(self, monkeypatch):
-        from immunis.methods import r_ill_network as r_ill
+        from immunis.methods import r_ill
 
         monkeypatch.setattr(r_ill, "r_ill", lambda h: 0.0 * h.sum())
         with pytest.warns(UserWarning, match="r_ill has no gradient"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import types
 from collections.abc import Mapping, Sequence
@@ -87,3 +88,15 @@ def require(condition: bool, what: str) -> None:
     """Raise ``SettingsError(what)`` unless the condition holds; NaN comparisons do not."""
     if not condition:
         raise SettingsError(what)
+
+
+def require_least(settings: object, least: float, *names: str, above: bool = False) -> None:
+    """Raise ``SettingsError`` unless each named setting is None, or finite and at least ``least``.
+
+    With ``above``, a setting must be greater than ``least``.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not (least <= value < math.inf and (value > least or not above)):
+            sign = ">" if above else ">="
+            raise SettingsError(f"{name}={value}: expected a finite number {sign} {least}")

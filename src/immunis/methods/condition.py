@@ -1,15 +1,14 @@
-"""*Condition* (the paper's Algorithm 1): R_well on primary, R_ill on harmful, and the loss.
+"""*Condition*: the paper's Algorithm 1. R_well on the primary task, R_ill on the harmful, the loss.
 
-No inverse is needed. For both regularizers ``∇_θR(θᵀKθ) = 2Kθ·∇_H R``, so the
-preconditioned gradient is ``K⁻¹∇_θR = 2θ·∇_H R``, also for singular K. Four variants:
+Each step moves θ against ``∇_θL + λ_P·K_P⁻¹∇_θR_well(H_P) + λ_H·K_H⁻¹∇_θR_ill(H_H)``, and the
+primary head ω against ``∇_ωL``. No inverse is needed: ``∇_θR(θᵀKθ) = 2Kθ·∇_H R``, so that
+``K⁻¹∇_θR = 2θ·∇_H R``, which also holds for a singular K. There are four variants:
 
-* full batch (``batch_size=None``): exact Hessians from the tasks' moments, ℓ2 loss;
-* mini-batch: Hessians of each batch, cross-entropy or squared loss, as the paper ran it;
-* ``certified``: steps of certified size, each of which surely moves its κ the right way.
-  R_well runs to κ_P = 1 in k−1 steps, which is RIR*; then one R_ill step and R_well again,
-  for as long as RIR gains, as it does where there are free directions. The supervised term
-  is left out: for an invertible θ the primary optimum is the same whatever θ is;
-* ``search``: the paper's grid over λ multiples {1,2,3,5} and step sizes, best RIR wins.
+* full batch (the default): exact Hessians from the tasks' moments, and the ℓ2 loss;
+* mini-batch (``batch_size``): Hessians of each batch, cross-entropy or squared loss, as in the
+  paper's runs;
+* ``certified``: steps of a size that surely moves its κ the right way, without the loss;
+* ``search``: the paper's grid of multiples of λ and of step sizes; the best RIR wins.
 """
 
 from __future__ import annotations
@@ -17,119 +16,209 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from immunis.core.errors import NumericalError
-from immunis.core.settings import require
-from immunis.methods import condition_network as network
-from immunis.methods.base import (
-    Best,
-    Descent,
-    LinearProblem,
-    Method,
-    Optimizer,
-    Solution,
-    make_optimizer,
-)
+from immunis.core.progress import silent
+from immunis.core.settings import require, require_least
+from immunis.methods.base import Best, Descent, LinearProblem, Method, Solution, descend
+from immunis.models.cut import Cut
 from immunis.theory.guarantees import certified_ill_step, certified_well_factors
 from immunis.theory.regularizers import (
     feature_hessian,
     linear_hessian,
+    r_ill,
     r_ill_gradient,
+    r_well,
     r_well_gradient,
 )
 from immunis.theory.spectrum import eigh
+from immunis.training.objective import SUPERVISED, Objective
 
 MULTIPLES = (1, 2, 3, 5)
 STEP_SIZES = (0.0005, 0.001, 0.005, 0.01)
-MOST_ILL = 1e10
+MOST_ILL = 1e10  # rounding hides what lies beyond this κ_H
 
 
 @dataclass(frozen=True)
-class Settings(Descent):
-    """Algorithm 1's settings.
+class NetworkSettings:
+    """The weights of the regularizers.
 
     Attributes:
-        steps: epochs; one step each if full-batch, at most one R_ill step each if certified.
-        step: η.
-        optimizer: ``"gd"`` as in Algorithm 1, or ``"adam"`` as in the paper's MNIST runs.
-        lambda_primary: λ_P; left out, it balances the gradient norms at the start.
-        lambda_harmful: λ_H; likewise.
+        lambda_primary: λ_P. By default it is balanced: at the first step the regularizer pulls
+            as hard as the loss.
+        lambda_harmful: λ_H, likewise.
         multiple_primary: factor on a balanced λ_P (the paper searches 1, 2, 3, 5).
         multiple_harmful: factor on a balanced λ_H.
-        batch_size: rows per mini-batch; None for full-batch Hessians.
-        certified: take certified steps instead of η.
-        fraction: how far each certified R_ill step goes towards sending σ_k to zero.
-        search: try every multiple and step size of the paper, keep the best RIR.
-        paper_scale: sum Hessians over raw inputs, as the paper's λ values assume, instead
-            of averaging over inputs of unit mean square.
     """
 
-    optimizer: Optimizer = "gd"
     lambda_primary: float | None = None
     lambda_harmful: float | None = None
     multiple_primary: float = 1.0
     multiple_harmful: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require_least(self, 0, *NetworkSettings.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class Settings(NetworkSettings, Descent):
+    """Settings of Algorithm 1.
+
+    Attributes:
+        steps: epochs. A full-batch epoch is one step; a certified one is at most one R_ill step.
+        step: η.
+        optimizer: ``"gd"`` as in Algorithm 1, or ``"adam"`` as in the paper's MNIST runs.
+        batch_size: rows of a mini-batch; None for the full batch.
+        certified: take certified steps instead of η.
+        search: try every multiple and step size of the paper and keep the best RIR.
+        paper_scale: sum Hessians over raw inputs, as the paper's λ assume, instead of averaging
+            over inputs with a mean square of one.
+    """
+
+    optimizer: Literal["gd", "adam"] = "gd"
     batch_size: int | None = None
     certified: bool = False
-    fraction: float = 0.5
     search: bool = False
     paper_scale: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges and the combinations."""
         super().__post_init__()
-        for name in ("lambda_primary", "lambda_harmful"):
-            value = getattr(self, name)
-            require(value is None or 0 <= value < math.inf, f"{name}={value}: need >= 0")
-        for name in ("multiple_primary", "multiple_harmful"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"{name}={value}: need >= 0")
-        require(self.batch_size is None or self.batch_size >= 2, "batch_size: need at least 2 rows")
-        require(0 < self.fraction < 1, f"fraction={self.fraction}: need 0 < fraction < 1")
+        Descent.__post_init__(self)
+        require_least(self, 2, "batch_size")
         require(
             not (self.certified and (self.search or self.batch_size)),
-            "certified steps are full-batch and need no search: drop search and batch_size",
+            "certified steps use the full batch and need no search: drop search and batch_size",
         )
 
 
-def regularizer_directions(
-    theta: Tensor, hessian_primary: Tensor, hessian_harmful: Tensor, rank_harmful: int | None
-) -> tuple[Tensor, Tensor]:
-    """``K_P⁻¹∇_θR_well(H_P)`` and ``K_H⁻¹∇_θR_ill(H_H)``, that is ``2θ·∇_H R`` of each."""
-    return (
-        2 * theta @ r_well_gradient(hessian_primary),
-        2 * theta @ r_ill_gradient(hessian_harmful, rank_harmful),
-    )
+def algorithm_1(problem: LinearProblem, settings: Settings) -> Solution:
+    """Descend on θ and the primary head ω together (paper, Algorithm 1)."""
+    batches, size = 1, settings.batch_size
+    if size is not None:
+        batches = math.ceil(max(problem.primary.samples, problem.harmful.samples) / size)
+    terms = _full_batch(problem, settings) if size is None else _mini_batch(problem, settings, size)
+    rank = problem.rank_harmful if size is None else None
+    weights: list[float] = []
+
+    def gradients(theta: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
+        loss_theta, loss_omega, h_primary, h_harmful = terms(theta, omega)
+        well = 2 * theta @ r_well_gradient(h_primary)
+        ill = 2 * theta @ r_ill_gradient(h_harmful, rank)
+        if not weights:
+            weights.extend(_balanced(settings, loss_theta, well, ill))
+        return loss_theta + weights[0] * well + weights[1] * ill, loss_omega
+
+    omega = problem.random_head(problem.b_primary, problem.generator())
+    best = descend(problem, settings, gradients, omega, steps=settings.steps * batches)
+    return best.solution(lambda_primary=weights[0], lambda_harmful=weights[1], step=settings.step)
 
 
-def _certified(problem: LinearProblem, settings: Settings) -> Solution:
+Terms = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]  # ∇_θL, ∇_ωL, H_P, H_H
+
+
+def _full_batch(problem: LinearProblem, settings: Settings) -> Terms:
+    """Exact terms of the mean ℓ2 loss, from moments."""
+    n_p, n_h, scale = 1, 1, 1.0
+    if settings.paper_scale:
+        n_p, n_h, scale = problem.primary.samples, problem.harmful.samples, problem.scale
+    k_p, k_h = problem.k_primary * n_p * scale**2, problem.k_harmful * n_h * scale**2
+    b_p = problem.b_primary * n_p * scale
+
+    def terms(theta: Tensor, omega: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        residual = (k_p @ theta @ omega - b_p) * 2 / n_p
+        hessians = linear_hessian(theta, k_p), linear_hessian(theta, k_h)
+        return residual @ omega.T, theta.T @ residual, *hessians
+
+    return terms
+
+
+def _mini_batch(problem: LinearProblem, settings: Settings, size: int) -> Terms:
+    """Terms of the next mini-batch: cross-entropy or mean squared loss, Hessians of the batch."""
+    rows = batches(problem, settings.steps, size)
+    scale = 1.0 if settings.paper_scale else problem.scale
+
+    def terms(theta: Tensor, omega: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x_p, y_p, x_h = next(rows)
+        x_p, x_h = x_p / scale, x_h / scale
+        leaves = theta.detach().requires_grad_(), omega.detach().requires_grad_()
+        outputs = x_p @ leaves[0] @ leaves[1]
+        if problem.tasks[0].kind == "classification":
+            loss = functional.cross_entropy(outputs, y_p)
+        else:
+            loss = (outputs - y_p).square().sum() / len(x_p)
+        count = 1 if settings.paper_scale else len(x_p)
+        hessians = feature_hessian(x_p @ theta) / count, feature_hessian(x_h @ theta) / count
+        return *torch.autograd.grad(loss, leaves), *hessians
+
+    return terms
+
+
+def batches(
+    problem: LinearProblem, epochs: int, size: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield shuffled mini-batches ``(x_P, targets_P, x_H)``; the shorter task is repeated."""
+    generator, data = problem.generator(), []
+    for task in problem.tasks:
+        inputs, labels = task.train.tensors()
+        features = inputs if problem.extractor is None else problem.extractor(inputs)
+        data.append((features.to(torch.float64), task.targets(labels)))
+    (x_p, y_p), (x_h, _) = data
+    longest = max(len(x_p), len(x_h))
+
+    def shuffled(rows: int) -> Tensor:
+        rounds = math.ceil(longest / rows)
+        return torch.cat([torch.randperm(rows, generator=generator) for _ in range(rounds)])
+
+    for _ in range(epochs):
+        rows_p, rows_h = shuffled(len(x_p))[:longest], shuffled(len(x_h))[:longest]
+        for p, h in zip(rows_p.split(size), rows_h.split(size), strict=True):
+            yield x_p[p], y_p[p], x_h[h]
+
+
+def _balanced(settings: Settings, loss: Tensor, well: Tensor, ill: Tensor) -> Iterator[float]:
+    """λ_P and λ_H: as given, or such that each term pulls as hard as the loss."""
+    for term, given, multiple in (
+        (well, settings.lambda_primary, settings.multiple_primary),
+        (ill, settings.lambda_harmful, settings.multiple_harmful),
+    ):
+        size = float(term.norm())
+        balanced = multiple * (float(loss.norm()) / size if size > 0 else 0.0)
+        yield balanced if given is None else given
+
+
+def certified(problem: LinearProblem, settings: Settings) -> Solution:
+    """Take certified steps: R_well down to κ_P = 1, then one R_ill step and R_well again.
+
+    The first R_well steps reach RIR*. More is gained only where there are free directions, and
+    the loop ends when RIR gains no more. The loss is left out: for every invertible θ the
+    primary optimum is the same.
+    """
     best, eye = Best(problem), torch.eye(len(problem.theta), dtype=torch.float64)
-    theta = _whitened(problem, problem.theta)
+    theta = _well_conditioned(problem, problem.theta)
     best.offer(theta, 0)
     for step in range(1, settings.steps + 1):
         hessian = linear_hessian(theta, problem.k_harmful)
-        kept = eigh(hessian)[0][: problem.rank_harmful]
-        eta = certified_ill_step(kept, settings.fraction)
+        eta = certified_ill_step(eigh(hessian)[0][: problem.rank_harmful])
         theta = theta @ (eye - 2 * eta * r_ill_gradient(hessian, problem.rank_harmful))
-        theta = _whitened(problem, theta)
-        problem.report(step / settings.steps)
-        _, log_kappa = problem.log_kappas(theta)
-        gain = problem.score(theta) - best.score
-        if gain < 1e-6 or log_kappa > math.log(MOST_ILL):
-            break  # the ceiling is reached, or the next κ_H could not be told from rounding
+        theta = _well_conditioned(problem, theta)
+        problem.progress("certified steps", step / settings.steps)
+        if problem.rir(theta) < best.rir * (1 + 1e-6) or problem.kappas(theta)[1] > MOST_ILL:
+            break
         best.offer(theta, step)
     return best.solution()
 
 
-def _whitened(problem: LinearProblem, theta: Tensor) -> Tensor:
-    """θ after certified R_well steps down to κ_P = 1; H_P keeps its eigenvectors on the way."""
+def _well_conditioned(problem: LinearProblem, theta: Tensor) -> Tensor:
+    """Return θ after k − 1 certified R_well steps, where κ_P = 1; H_P keeps its eigenvectors."""
     values, vectors = eigh(linear_hessian(theta, problem.k_primary))
     rank = problem.rank_primary
     scaling = torch.ones_like(values)
@@ -137,126 +226,43 @@ def _whitened(problem: LinearProblem, theta: Tensor) -> Tensor:
     return theta @ (vectors * scaling) @ vectors.T
 
 
-class Terms(NamedTuple):
-    """What one step needs: gradients of the supervised loss, and both Hessians."""
-
-    theta: Tensor
-    omega: Tensor
-    primary: Tensor
-    harmful: Tensor
-
-
-def _full_batch(
-    problem: LinearProblem, settings: Settings, theta: Tensor, omega: Tensor
-) -> Iterator[Terms]:
-    """Exact terms of the mean ℓ2 loss, from moments, at θ and ω as they are when asked."""
-    n_p, n_h, scale = problem.primary.samples, problem.harmful.samples, problem.scale
-    if not settings.paper_scale:
-        n_p = n_h = 1
-        scale = 1.0
-    k_p, k_h = problem.k_primary * n_p * scale**2, problem.k_harmful * n_h * scale**2
-    b_p = problem.b_primary * n_p * scale
-    for _ in range(settings.steps):
-        residual = (k_p @ theta @ omega - b_p) * 2 / n_p
-        yield Terms(
-            residual @ omega.T,
-            theta.T @ residual,
-            linear_hessian(theta, k_p),
-            linear_hessian(theta, k_h),
-        )
-
-
-def _mini_batches(
-    problem: LinearProblem, settings: Settings, theta: Tensor, omega: Tensor, size: int
-) -> Iterator[Terms]:
-    """Terms of each mini-batch: cross-entropy or mean squared loss, Hessians of the batch."""
-    classify = problem.tasks[0].kind == "classification"
-    scale = 1.0 if settings.paper_scale else problem.scale
-    for x_p, y_p, x_h in problem.epochs(settings.steps, size):
-        x_p, x_h = x_p / scale, x_h / scale
-        leaves = theta.detach().requires_grad_(), omega.detach().requires_grad_()
-        outputs = x_p @ leaves[0] @ leaves[1]
-        if classify:
-            loss = functional.cross_entropy(outputs, y_p)
-        else:
-            loss = (outputs - y_p).square().sum() / len(x_p)
-        count = 1 if settings.paper_scale else len(x_p)
-        grad_theta, grad_omega = torch.autograd.grad(loss, leaves)
-        yield Terms(
-            grad_theta,
-            grad_omega,
-            feature_hessian(x_p @ theta) / count,
-            feature_hessian(x_h @ theta) / count,
-        )
-
-
-def _descend(problem: LinearProblem, settings: Settings) -> Solution:
-    theta = problem.theta.clone()
-    omega = torch.randn(
-        problem.b_primary.shape, generator=problem.generator(), dtype=torch.float64
-    ) / math.sqrt(len(theta))
-    optimizer = make_optimizer(settings.optimizer, [theta, omega], settings.step)
-    if settings.batch_size is None:
-        steps, total = _full_batch(problem, settings, theta, omega), settings.steps
-        rank: int | None = problem.rank_harmful
-    else:
-        size, rank = settings.batch_size, None
-        steps = _mini_batches(problem, settings, theta, omega, size)
-        rows = max(problem.primary.samples, problem.harmful.samples)
-        total = settings.steps * math.ceil(rows / size)
-    best, weights, stride = Best(problem), (0.0, 0.0), max(1, total // 20)
-    for step, terms in enumerate(steps, 1):
-        well, ill = regularizer_directions(theta, terms.primary, terms.harmful, rank)
-        if step == 1:
-            weights = _balance(settings, terms.theta, well, ill)
-        theta.grad = terms.theta + weights[0] * well + weights[1] * ill
-        omega.grad = terms.omega
-        optimizer.step()
-        if step % stride == 0 or step == total:
-            best.offer(theta, step)
-            problem.report(step / total)
-    return best.solution(lambda_primary=weights[0], lambda_harmful=weights[1], step=settings.step)
-
-
-def _balance(settings: Settings, loss: Tensor, well: Tensor, ill: Tensor) -> tuple[float, float]:
-    """λ_P and λ_H: as given, or such that each term pulls as hard as the supervised loss."""
-
-    def balanced(direction: Tensor) -> float:
-        size = float(direction.norm())
-        return float(loss.norm()) / size if size > 0 else 0.0
-
-    lambda_p, lambda_h = settings.lambda_primary, settings.lambda_harmful
-    return (
-        settings.multiple_primary * balanced(well) if lambda_p is None else lambda_p,
-        settings.multiple_harmful * balanced(ill) if lambda_h is None else lambda_h,
-    )
-
-
-def _search(problem: LinearProblem, settings: Settings) -> Solution:
+def search(problem: LinearProblem, settings: Settings) -> Solution:
+    """Run Algorithm 1 with every step size and multiple of the paper; return the best RIR."""
     grid = list(itertools.product(STEP_SIZES, MULTIPLES, MULTIPLES))
-    found: list[tuple[float, Solution]] = []
+    quiet, found = dataclasses.replace(problem, progress=silent), []
     for index, (step, a, b) in enumerate(grid):
-        problem.report(index / len(grid))
-        trial = dataclasses.replace(
-            settings, search=False, step=step, multiple_primary=a, multiple_harmful=b
-        )
+        problem.progress("search", index / len(grid))
+        trial = dataclasses.replace(settings, step=step, multiple_primary=a, multiple_harmful=b)
         try:
-            solution = _descend(dataclasses.replace(problem, report=lambda share: None), trial)
+            found.append(algorithm_1(quiet, trial))
         except NumericalError:
             continue  # this corner of the grid diverges; the others may not
-        found.append((problem.score(solution.theta), solution))
     if not found:
         raise NumericalError("every step size and multiple of the search diverged.")
-    _, best = max(found, key=lambda pair: pair[0])
+    best = max(found, key=lambda solution: problem.rir(solution.theta))
     tried = {"trials": len(grid), "diverged": len(grid) - len(found)}
     return Solution(best.theta, {**best.details, **tried})
 
 
 def solve(problem: LinearProblem, settings: Settings) -> Solution:
-    """Run Algorithm 1 in the variant the settings name."""
+    """Run the variant of Algorithm 1 that the settings ask for."""
     if settings.certified:
-        return _certified(problem, settings)
-    return (_search if settings.search else _descend)(problem, settings)
+        return certified(problem, settings)
+    return search(problem, settings) if settings.search else algorithm_1(problem, settings)
+
+
+def objective(settings: NetworkSettings, cut: Cut) -> Objective:
+    """Return ``L(D_P) + λ_P·R_well(H_P) + λ_H·R_ill(H_H)`` of batch Hessians ``ZᵀZ`` (eq. 13)."""
+    return Objective(
+        lambda view: {
+            SUPERVISED: view.supervised,
+            "r_well": r_well(feature_hessian(view.primary[""], across=True)),
+            "r_ill": r_ill(feature_hessian(view.harmful[""], across=True)),
+        },
+        {"r_well": settings.lambda_primary, "r_ill": settings.lambda_harmful},
+        multiples={"r_well": settings.multiple_primary, "r_ill": settings.multiple_harmful},
+        needs={"primary": cut.width},
+    )
 
 
 METHOD = Method(
@@ -264,6 +270,8 @@ METHOD = Method(
     "the paper's Algorithm 1: R_well, R_ill and the loss",
     Settings,
     solve,
-    network.Settings,
-    network.objective,
+    NetworkSettings,
+    objective,
+    order=4,
+    demo={"Alg. 1": {"search": True}, "Alg. 1, certified": {"certified": True}},
 )

@@ -66,4 +66,11 @@ def solve(problem: LinearProblem, settings: Settings) -> Solution:
     return Solution(problem.theta @ projection.T, {"erased_rank": rank})
 
 
-METHOD = Method("erase", "closed-form, label-aware: shrink the harmful labels", Settings, solve)
+METHOD = Method(
+    "erase",
+    "closed-form, label-aware: shrink the harmful labels",
+    Settings,
+    solve,
+    order=6,
+    demo={f"erase ε={strength:g}": {"strength": strength} for strength in (1e-3, 0.0)},
+)

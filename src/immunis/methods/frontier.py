@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
-from immunis.core.settings import require
+from immunis.core.settings import require_least
 from immunis.methods.base import LinearProblem, Method, Solution
 from immunis.theory.guarantees import damped, frontier, whiten
 
@@ -19,8 +18,8 @@ class Settings:
     Attributes:
         budget: the primary condition number to accept; RIR is the same for every budget.
         free_scale: relative scale of directions the primary task does not use.
-        ridge: share of its mean eigenvalue to put on the diagonal of each Gram first; then
-            every direction counts and the frontier is that of the ridge ceiling.
+        ridge: share of its mean eigenvalue that is added to each Gram's diagonal first. Every
+            direction then counts, and the frontier is that of the ridge ceiling.
     """
 
     budget: float = 1.0
@@ -29,9 +28,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        require(1 <= self.budget < math.inf, f"budget={self.budget}: need a finite number >= 1")
-        require(0 < self.free_scale < math.inf, f"free_scale={self.free_scale}: need > 0")
-        require(0 <= self.ridge < math.inf, f"ridge={self.ridge}: need a finite number >= 0")
+        require_least(self, 1, "budget")
+        require_least(self, 0, "free_scale", above=True)
+        require_least(self, 0, "ridge")
 
 
 def solve(problem: LinearProblem, settings: Settings) -> Solution:
@@ -46,4 +45,6 @@ def solve(problem: LinearProblem, settings: Settings) -> Solution:
     return Solution(theta @ u @ vh, {"free_directions": whiten(*grams).free})
 
 
-METHOD = Method("frontier", "closed-form optimum of RIR for a budget on κ_P", Settings, solve)
+METHOD = Method(
+    "frontier", "closed-form optimum of RIR for a budget on κ_P", Settings, solve, order=5
+)

@@ -1,26 +1,27 @@
 """*IMMA* (paper, baseline 2; Zheng et al. 2024): bi-level, unrolled through the attacker.
 
-The lower level lets the attacker descend on ``L(D_H, w, θ)`` in θ to reach θ*; the upper
-level raises ``L(D_H, w, θ*) − L(D_P, ω, θ*)`` in θ, differentiating through θ*. Both heads
-follow by gradient descent on their own loss. The ℓ2 losses need the tasks' moments only.
+Lower level: the attacker descends on ``L(D_H, w, θ)`` in θ and reaches θ*. Upper level: the
+defender raises ``L(D_H, w, θ*)``, differentiates through θ*, and keeps the primary loss low.
+The harmful head w follows the features.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from immunis.core.settings import require
-from immunis.methods import imma_network as network
+from immunis.core.settings import require_least
 from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
+from immunis.models.cut import Cut
+from immunis.training.objective import SUPERVISED, Attacker, Balanced, Objective
 
 
 @dataclass(frozen=True)
 class Settings(Descent):
-    """The upper level's descent, and the lower level's number and size of steps."""
+    """The upper level's descent, and the number and size of the attacker's steps."""
 
     inner_steps: int = 5
     inner_step: float = 0.01
@@ -28,18 +29,18 @@ class Settings(Descent):
     def __post_init__(self) -> None:
         """Check the ranges."""
         super().__post_init__()
-        require(self.inner_steps >= 1, f"inner_steps={self.inner_steps}: need >= 1")
-        require(0 < self.inner_step < math.inf, f"inner_step={self.inner_step}: need > 0")
+        require_least(self, 1, "inner_steps")
+        require_least(self, 0, "inner_step", above=True)
 
 
 def l2_loss(theta: Tensor, head: Tensor, gram: Tensor, cross: Tensor) -> Tensor:
-    """Mean of ``‖xᵀθw − y‖²`` up to the constant ``tr(YᵀY)/n``, from moments."""
+    """Return the mean of ``‖xᵀθw − y‖²`` without its constant ``tr(YᵀY)/n``, from moments."""
     features = theta @ head
     return (features * (gram @ features - 2 * cross)).sum()
 
 
 def attacked(theta: Tensor, head: Tensor, problem: LinearProblem, settings: Settings) -> Tensor:
-    """θ* after the attacker's descent on the harmful loss, differentiable in θ."""
+    """Return θ* after the attacker's descent on the harmful loss, differentiable in θ."""
     for _ in range(settings.inner_steps):
         loss = l2_loss(theta, head, problem.k_harmful, problem.b_harmful)
         (gradient,) = torch.autograd.grad(loss, theta, create_graph=True)
@@ -48,32 +49,62 @@ def attacked(theta: Tensor, head: Tensor, problem: LinearProblem, settings: Sett
 
 
 def solve(problem: LinearProblem, settings: Settings) -> Solution:
-    """Descend on ``L(D_P, ω, θ*) − L(D_H, w, θ*)`` through the unrolled attacker."""
+    """Descend on ``L(D_P, ω, θ*) − L(D_H, w, θ*)``; each head descends on its own loss."""
     generator = problem.generator()
-    heads = {
-        name: torch.randn(cross.shape, generator=generator, dtype=torch.float64)
-        / len(problem.theta) ** 0.5
-        for name, cross in (("primary", problem.b_primary), ("harmful", problem.b_harmful))
-    }
+    primary = problem.k_primary, problem.b_primary
+    harmful = problem.k_harmful, problem.b_harmful
+    omega, w = (problem.random_head(cross, generator) for _, cross in (primary, harmful))
 
-    def direction(theta: Tensor) -> Tensor:
+    def gradient(theta: Tensor) -> tuple[Tensor]:
+        nonlocal omega, w
         theta = theta.detach().requires_grad_()
-        w, omega = heads["harmful"], heads["primary"]
         star = attacked(theta, w, problem, settings)
-        upper = l2_loss(star, omega, problem.k_primary, problem.b_primary) - l2_loss(
-            star, w, problem.k_harmful, problem.b_harmful
+        upper = l2_loss(star, omega, *primary) - l2_loss(star, w, *harmful)
+        (found,) = torch.autograd.grad(upper, theta)
+        omega, w = (
+            followed(theta.detach(), omega, *primary),
+            followed(theta.detach(), w, *harmful),
         )
-        (gradient,) = torch.autograd.grad(upper, theta)
-        fixed = theta.detach()
-        for name, gram, cross in (
-            ("primary", problem.k_primary, problem.b_primary),
-            ("harmful", problem.k_harmful, problem.b_harmful),
-        ):
-            residual = gram @ fixed @ heads[name] - cross
-            heads[name] = heads[name] - 2 * settings.inner_step * fixed.T @ residual
-        return gradient
+        return (found,)
 
-    return descend(problem, settings, direction)
+    def followed(theta: Tensor, head: Tensor, gram: Tensor, cross: Tensor) -> Tensor:
+        return head - 2 * settings.inner_step * theta.T @ (gram @ theta @ head - cross)
+
+    return descend(problem, settings, gradient).solution()
+
+
+@dataclass(frozen=True)
+class NetworkSettings(Balanced):
+    """The upper level's weight, and the attacker.
+
+    Attributes:
+        steps: number of the attacker's steps; each is ``rate`` times the size of the parameters.
+        order: 1 takes the upper gradient at θ*; 2 carries it back through the steps to θ.
+    """
+
+    steps: int = 1
+    rate: float = 0.001
+    order: Literal[1, 2] = 2
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        super().__post_init__()
+        require_least(self, 1, "steps")
+        require_least(self, 0, "rate", above=True)
+
+
+def objective(settings: NetworkSettings, cut: Cut) -> Objective:
+    """Return ``L(D_P) − λ·L(D_H, w, θ*)``."""
+    return Objective(
+        lambda view: {SUPERVISED: view.supervised},
+        {"attacked": settings.weight},
+        after=lambda view: {"attacked": -view.harmful_loss},
+        attacker=Attacker(
+            lambda view: view.harmful_loss, settings.steps, settings.rate, settings.order
+        ),
+        multiples={"attacked": settings.multiple},
+        head=True,
+    )
 
 
 METHOD = Method(
@@ -81,6 +112,8 @@ METHOD = Method(
     "IMMA: bi-level, unrolled through the attacker (baseline)",
     Settings,
     solve,
-    network.Settings,
-    network.objective,
+    NetworkSettings,
+    objective,
+    order=2,
+    demo={"IMMA": {}},
 )

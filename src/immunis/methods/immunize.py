@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from immunis.core.errors import InputError
+from immunis.core.progress import Progress, silent
 from immunis.core.records import Record
 from immunis.core.settings import whole
 from immunis.data.checks import as_tensor
@@ -67,7 +68,7 @@ def immunize(
     resume: bool = False,
     wandb: str | None = None,
     seed: int = 0,
-    progress: Callable[[float], None] | None = None,
+    progress: Progress = silent,
     **settings: Any,
 ) -> Immunized:
     """Change an extractor so that the harmful task is hard and the primary one is not.
@@ -90,7 +91,7 @@ def immunize(
         resume: go on from the checkpoint in ``folder``.
         wandb: Weights & Biases project to log training to.
         seed: seeds everything random in the method.
-        progress: called with the share of the work done, from 0 to 1.
+        progress: called with the method's name and the share of the work done, from 0 to 1.
         **settings: the method's settings; an unknown one is refused with a suggestion.
 
     Raises:
@@ -105,17 +106,21 @@ def immunize(
     (Linear(in_features=64, out_features=64, bias=False), True)
     """
     start, seed = time.perf_counter(), whole(seed, "seed")
+
+    def report(_: str, share: float) -> None:
+        progress(method, share)
+
     chosen = get_method(method)
     deep = isinstance(model, nn.Module) and not isinstance(model, nn.Linear)
     if training is not None or (deep and chosen.solve is None):
         if not isinstance(model, nn.Module):
             raise InputError(f"training takes a network, got {type(model).__name__}.")
-        report, inside = progress or (lambda share: None), ""
+        inside = ""
         if isinstance(head, nn.Linear):
             model, head, inside = Joined(model, head), "1", "0"
         network, target, run = defend(
             model, primary, harmful, method, settings, training, hardware, head=head, seed=seed,
-            folder=folder, resume=resume, wandb=wandb, progress=lambda what, share: report(share),
+            folder=folder, resume=resume, wandb=wandb, progress=report,
         )  # fmt: skip
         return Immunized(network.get_submodule(inside), target, False, run)
     if isinstance(head, str):
@@ -130,7 +135,6 @@ def immunize(
     extractor = None if bias is None else as_extractor(model)
     origin = theta if bias is None else torch.eye(len(theta), dtype=torch.float64)
     moments = paired_grams(primary, harmful, extractor)
-    report = progress or (lambda share: None)
     problem = LinearProblem(origin, *moments, (primary, harmful), extractor, seed, report)
     solution = chosen.solve(problem, configured)
     change = torch.linalg.solve(origin, solution.theta)  # T: features z become zT
@@ -147,7 +151,7 @@ def immunize(
         (primary, harmful), method, dataclasses.asdict(configured), solution.details, seed,
         time.perf_counter() - start,
     )  # fmt: skip
-    report(1.0)
+    report("", 1.0)
     return Immunized(layer, new_head, exact, done)
 
 
@@ -167,7 +171,7 @@ def _fold(
     method: str,
     head: nn.Linear | None,
     seed: int,
-    progress: Callable[[float], None] | None,
+    progress: Progress,
     settings: Mapping[str, Any],
 ) -> Immunized:
     """Immunize a network's features from θ₀ = I and fold θ into the layer that makes them."""

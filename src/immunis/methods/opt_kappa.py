@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from immunis.methods import opt_kappa_network as network
 from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
-from immunis.theory.regularizers import hessian_to_theta, kappa_gradient, linear_hessian
+from immunis.models.cut import Cut
+from immunis.theory.regularizers import (
+    feature_hessian,
+    hessian_to_theta,
+    kappa,
+    kappa_gradient,
+    linear_hessian,
+)
+from immunis.training.objective import SUPERVISED, Balanced, Objective
 
 
-@dataclass(frozen=True)
-class Settings(Descent):
-    """Descent on κ(H_P(θ)) − κ(H_H(θ)) along its plain gradient."""
-
-
-def solve(problem: LinearProblem, settings: Settings) -> Solution:
+def solve(problem: LinearProblem, settings: Descent) -> Solution:
     """Descend along ``2K_Pθ·∇κ(H_P) − 2K_Hθ·∇κ(H_H)``."""
 
-    def gradient(theta: Tensor, gram: Tensor, rank: int) -> Tensor:
+    def of_one(theta: Tensor, gram: Tensor, rank: int) -> Tensor:
         return hessian_to_theta(theta, gram, kappa_gradient(linear_hessian(theta, gram), rank))
 
-    def direction(theta: Tensor) -> Tensor:
-        return gradient(theta, problem.k_primary, problem.rank_primary) - gradient(
-            theta, problem.k_harmful, problem.rank_harmful
-        )
+    def gradient(theta: Tensor) -> tuple[Tensor]:
+        primary = of_one(theta, problem.k_primary, problem.rank_primary)
+        return (primary - of_one(theta, problem.k_harmful, problem.rank_harmful),)
 
-    return descend(problem, settings, direction)
+    return descend(problem, settings, gradient).solution()
+
+
+def objective(settings: Balanced, cut: Cut) -> Objective:
+    """Return ``L(D_P) + λ·(κ(H_P) − κ(H_H))``."""
+    return Objective(
+        lambda view: {
+            SUPERVISED: view.supervised,
+            "kappa": kappa(feature_hessian(view.primary[""], across=True))
+            - kappa(feature_hessian(view.harmful[""], across=True)),
+        },
+        {"kappa": settings.weight},
+        multiples={"kappa": settings.multiple},
+        needs={"primary": cut.width},
+    )
 
 
 METHOD = Method(
     "opt_kappa",
     "Opt κ: descend on κ_P − κ_H directly (baseline)",
-    Settings,
+    Descent,
     solve,
-    network.Settings,
-    network.objective,
+    Balanced,
+    objective,
+    order=3,
+    demo={"Opt κ": {}},
 )

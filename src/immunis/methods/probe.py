@@ -1,13 +1,228 @@
-"""*Probe* (ours): train a network so that no linear probe reads the harmful labels."""
+"""*Probe* (ours): train a network so that the best probe finds nothing of the harmful labels.
+
+ρ is the share of the harmful labels' variance that a ridge probe explains. Invertible linear maps
+of the features do not change it, so no whitening or preconditioning brings the labels back. The
+loss sums ρ, and what other attackers read, with terms that keep the primary task as it was.
+"""
 
 from __future__ import annotations
 
-from immunis.methods import probe_network as probe
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from immunis.core.distributed import joined, summed, summed_with_gradient, total_rows, world
+from immunis.core.errors import NumericalError, SettingsError
+from immunis.core.settings import require, require_least
 from immunis.methods.base import Method
+from immunis.models.cut import Cut
+from immunis.theory.feature_maps import even, fourier, white
+from immunis.theory.neighbours import nu
+from immunis.theory.regularizers import closed_form
+from immunis.theory.rho import rho
+from immunis.training.objective import SUPERVISED, Attacker, Objective, Terms, View
+
+WIDTH = 0.5  # width of the kernel that lifted features stand for, over the number of features
+STILL = 1e-6  # share of the mean square that stands for the variance of constant features
+HELD = 1e-9  # damping of hold, as a share of the original's mean eigenvalue
+LEAST = 0.01  # share of the primary features' variance below which collapse asks for no more
+ATTACKER_RATE = 0.01  # size of a simulated attacker's step relative to the parameters
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Settings of ``probe``.
+
+    Attributes:
+        weight: weight of ρ, and of each further ρ below.
+        depths: number of places where ρ is taken, as a mean: the features, then the outputs of
+            the stages below the last, going down.
+        ridge: damping of ρ relative to the mean eigenvalue.
+        floor: absolute damping of ρ. It keeps the solve stable when features collapse. ``even``
+            leaves rows short whose mean square is below it.
+        lift: number of random nonlinear features on which ρ is taken too, against kernels and
+            small networks. A step needs more harmful rows than that.
+        lift_ridge: damping of that ρ relative to the mean eigenvalue.
+        even: take ρ of rows brought to one length too, as some attackers do.
+        near: weight of ν, the share of the labels that a row's neighbours explain.
+        recall: also hide what the original's features say of the labels, in every ρ and ν: the
+            mean of both. The labels of a few rows can be learned by heart; this cannot. It needs
+            several times as many harmful rows as features.
+        collapse: weight of a term that draws harmful features together. It carries over to new
+            rows.
+        distillation: weight of the divergence from the original's logits.
+        keep: weight of the distance of primary features from the original's. BatchNorm statistics
+            must be frozen, as they are by default.
+        hold: weight of a term that lets no direction of the primary features shrink. With
+            ``keep`` it bounds κ(H_P). A step needs more primary rows than features.
+        attacker_steps: number of simulated attacker steps before ρ is taken once more, against
+            fine-tuning.
+    """
+
+    weight: float = 10.0
+    depths: int = 1
+    ridge: float = 1e-5
+    floor: float = 1e-9
+    lift: int = 0
+    lift_ridge: float = 1e-3
+    even: bool = False
+    near: float = 0.0
+    recall: bool = False
+    collapse: float = 0.0
+    distillation: float = 1.0
+    keep: float = 0.0
+    hold: float = 0.0
+    attacker_steps: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require_least(self, 1, "depths")
+        require_least(self, 0, *(n for n in self.__dataclass_fields__ if n != "depths"))
+
+
+def objective(settings: NetworkSettings, cut: Cut) -> Objective:
+    """Return ``L(D_P) + weight·ρ + distillation·KL``, and the terms that the settings ask for."""
+    places = ("", *reversed(cut.stages[:-1]))
+    require(
+        settings.depths <= len(places),
+        f"depths={settings.depths}: the model has {len(places)} stages to look at",
+    )
+    layers, damping = places[: settings.depths], (settings.ridge, settings.floor)
+
+    def mean_rho(view: View) -> Tensor:
+        """``mean_l ρ(Z_l, Y)`` over the depths."""
+        found = [rho(view.harmful[name], view.targets, *damping, across=True) for name in layers]
+        return sum(found[1:], found[0]) / len(found)
+
+    def lifted_rho(z: Tensor, targets: Tensor) -> Tensor:
+        """``ρ(φ(Z), Y)``, φ random Fourier features."""
+        lifted = fourier(z, settings.lift, WIDTH / z.shape[1])
+        return rho(lifted, targets, settings.lift_ridge, settings.floor)
+
+    def other_readers(z: Tensor, targets: Tensor) -> Terms:
+        """What kernels, neighbours, and probes of rows of one length read."""
+        found = {}
+        if settings.lift:
+            found["rho_lifted"] = lifted_rho(white(z, *damping), targets)
+        if not (settings.even or settings.near):
+            return found
+        rows = even(z, settings.floor)
+        size = rows.detach().square().mean(1, keepdim=True).sqrt()  # 1, less below the floor
+        both = rows, size * even(white(rows, *damping))  # as they are, and whitened as attackers do
+        if settings.even:
+            found["rho_even"] = (
+                rho(both[0], targets, *damping) + rho(both[1], targets, *damping)
+            ) / 2
+        if settings.even and settings.lift:
+            found["rho_even_lifted"] = lifted_rho(both[1], targets)
+        if settings.near:  # below 0 neighbours would be made to differ, which can be read as well
+            found["near"] = torch.stack([nu(z, targets) for z in both]).clamp(min=0.0).mean()
+        return found
+
+    def terms(view: View) -> Terms:
+        found = {SUPERVISED: view.supervised, "rho": mean_rho(view)}
+        if settings.lift or settings.even or settings.near:
+            found |= other_readers(joined(view.harmful[""]), joined(view.targets))
+        if settings.collapse:
+            found["collapse"] = collapse(view)
+        if settings.distillation:
+            found["distillation"] = view.distillation
+        if settings.keep:
+            found["keep"] = keep(view)
+        if settings.hold:
+            found["hold"] = hold(view)
+        return found
+
+    asked = {
+        "rho_attacked": settings.attacker_steps > 0,
+        "rho_lifted": settings.lift > 0,
+        "rho_even": settings.even,
+        "rho_even_lifted": settings.even and settings.lift > 0,
+    }
+    weights = dict.fromkeys(("rho", *(n for n, there in asked.items() if there)), settings.weight)
+    weights |= {
+        n: getattr(settings, n) for n in ("near", "collapse", "distillation", "keep", "hold")
+    }
+    attacker = Attacker(lambda view: -mean_rho(view), settings.attacker_steps, ATTACKER_RATE)
+    return Objective(
+        terms,
+        weights,
+        after=lambda view: {"rho_attacked": mean_rho(view)} if asked["rho_attacked"] else {},
+        attacker=attacker if asked["rho_attacked"] else None,
+        layers=layers,
+        teacher=max(settings.distillation, settings.keep, settings.hold) > 0,
+        recall=settings.recall and max(settings.weight, settings.near) > 0,
+        needs={
+            "harmful": max(cut.width, settings.lift),
+            "primary": cut.width if settings.hold else 0,
+        },
+        judge="probe",
+    )
+
+
+def collapse(view: View) -> Tensor:
+    """Return ``log(v_H/v_P + 0.01)``, v the total variance of a task's features."""
+    return (total_variance(view.harmful[""]) / total_variance(view.primary[""]) + LEAST).log()
+
+
+def keep(view: View) -> Tensor:
+    """Return ``mean‖z − z⁰‖²/v⁰`` of the primary features; z⁰ and v⁰ are the original's."""
+    assert view.teacher is not None
+    before = view.teacher[1]
+    distance = (view.primary[""].float() - before).square().sum(1).mean()
+    spread = total_variance(before, STILL).to(distance)
+    return distance / spread.clamp(min=torch.finfo(distance.dtype).tiny)
+
+
+def hold(view: View) -> Tensor:
+    """Return ``tr(H⁻¹M)/D``, ``H = mean zzᵀ``, ``M = mean (z − z⁰)(z − z⁰)ᵀ``, in float64.
+
+    z are the primary features and z⁰ the original's. A direction that shrinks s times counts
+    (s − 1)², one that grows less than 1. A value of v bounds what every eigenvalue has lost:
+    ``H⁰ ⪯ (1 + √(Dv))²·(H + εI)``, ε a billionth of the original's mean eigenvalue. The gradient in
+    Z is ``(2/nD)·((Z − Z⁰)H⁻¹ − Z·H⁻¹MH⁻¹)``, with H damped by ε.
+
+    Raises:
+        SettingsError: if the batch has no more rows than features.
+        NumericalError: if a feature is not finite.
+    """
+    assert view.teacher is not None
+    features = view.primary[""]
+    z = features.detach().to(torch.float64)
+    before = view.teacher[1].to(z)
+    apart, count, d = z - before, total_rows(z), z.shape[1]
+    if not count > d:
+        raise SettingsError(
+            f"hold: a step has {count} primary rows for {d} features; raise training's batch "
+            "above that, or leave hold at 0."
+        )
+    h, m = (summed(x.mT @ x) / count for x in (z, apart))
+    size = summed(before.square().sum()) / count / d
+    damping = torch.where(size > 0, HELD * size, 1.0)  # 1 where the original had no features
+    eye = torch.eye(d, dtype=h.dtype, device=h.device)
+    factor, failed = torch.linalg.cholesky_ex(h + damping * eye)
+    if int(failed):
+        raise NumericalError("hold: the primary features hold NaN or infinities; lower the rate.")
+    left = torch.cholesky_solve(m, factor)  # H⁻¹M
+    both = torch.cholesky_solve(left.mT, factor)  # H⁻¹MH⁻¹
+    gradient = torch.cholesky_solve(apart.mT, factor).mT - z @ both
+    scale = 2 * world() / (count * d)  # Fabric averages gradients over the processes
+    return closed_form(features, left.diagonal().sum() / d, (scale * gradient).to(features))
+
+
+def total_variance(features: Tensor, still: float = 0.0) -> Tensor:
+    """Return ``(1 + still)·mean‖z‖² − ‖mean z‖²`` over the rows of all processes, in float64."""
+    z = features.to(torch.float64)
+    count = total_rows(z)
+    mean = summed_with_gradient(z.sum(0)) / count
+    return (1 + still) * summed_with_gradient(z.square().sum()) / count - mean.square().sum()
+
 
 METHOD = Method(
     "probe",
     "label-aware training of a network: nothing for a probe to read",
-    network=probe.Settings,
-    objective=probe.objective,
+    network=NetworkSettings,
+    objective=objective,
+    order=7,
 )

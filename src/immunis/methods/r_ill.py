@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from immunis.methods import r_ill_network as network
 from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
-from immunis.theory.regularizers import linear_hessian, r_ill_gradient
+from immunis.models.cut import Cut
+from immunis.theory.regularizers import feature_hessian, linear_hessian, r_ill, r_ill_gradient
+from immunis.training.objective import SUPERVISED, Balanced, Objective
 
 
-@dataclass(frozen=True)
-class Settings(Descent):
-    """Descent on R_ill(H_H(θ)) along the preconditioned gradient of Algorithm 1."""
+def solve(problem: LinearProblem, settings: Descent) -> Solution:
+    """Descend along ``K_H⁻¹∇_θ R_ill(H_H) = 2θ·∇_H R_ill``, as Algorithm 1 does."""
 
-
-def solve(problem: LinearProblem, settings: Settings) -> Solution:
-    """Descend along ``K_H⁻¹∇_θ R_ill(H_H) = 2θ·∇_H R_ill``."""
-
-    def direction(theta: Tensor) -> Tensor:
+    def gradient(theta: Tensor) -> tuple[Tensor]:
         hessian = linear_hessian(theta, problem.k_harmful)
-        return 2 * theta @ r_ill_gradient(hessian, problem.rank_harmful)
+        return (2 * theta @ r_ill_gradient(hessian, problem.rank_harmful),)
 
-    return descend(problem, settings, direction)
+    return descend(problem, settings, gradient).solution()
+
+
+def objective(settings: Balanced, cut: Cut) -> Objective:
+    """Return ``L(D_P) + λ·R_ill(H_H)``; the supervised loss keeps the primary task."""
+    return Objective(
+        lambda view: {
+            SUPERVISED: view.supervised,
+            "r_ill": r_ill(feature_hessian(view.harmful[""], across=True)),
+        },
+        {"r_ill": settings.weight},
+        multiples={"r_ill": settings.multiple},
+    )
 
 
 METHOD = Method(
     "r_ill",
     "R_ill only: raise κ of the harmful task (baseline)",
-    Settings,
+    Descent,
     solve,
-    network.Settings,
-    network.objective,
+    Balanced,
+    objective,
+    order=1,
+    demo={"R_ill only": {}},
 )

@@ -16,6 +16,7 @@ from immunis.core.jobs import one_thread
 from immunis.core.records import Record
 from immunis.core.thinning import log_steps
 from immunis.data.sources import Tasks, digits
+from immunis.methods import METHODS
 from immunis.methods.immunize import immunize
 from immunis.theory.descent import line_search
 from immunis.theory.gram import gram
@@ -31,15 +32,11 @@ from immunis.theory.ridge import ridge_probe
 
 STEPS = (10, 100, 1000)
 CURVE = log_steps(STEPS[-1])
-RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "R_ill only": ("r_ill", {}),
-    "IMMA": ("imma", {}),
-    "Opt κ": ("opt_kappa", {}),
-    "Alg. 1": ("condition", {"search": True}),
-    "Alg. 1, certified": ("condition", {"certified": True}),
-    "frontier": ("frontier", {}),
-    "erase ε=0.001": ("erase", {"strength": 1e-3}),
-    "erase ε=0": ("erase", {"strength": 0.0}),
+RUNS = {
+    label: (method.name, settings)
+    for method in METHODS.values()
+    if method.solve is not None
+    for label, settings in (method.demo or {method.name: {}}).items()
 }
 
 
@@ -105,10 +102,10 @@ def demo(
         }
         for index, (label, (method, settings)) in enumerate(RUNS.items()):
 
-            def share(part: float, index: int = index, label: str = label) -> None:
+            def share(_: str, part: float, index: int = index, label: str = label) -> None:
                 progress(label, (index + part) / len(RUNS))
 
-            share(0.0)
+            share("", 0.0)
             result = immunize(
                 identity,
                 tasks.primary,

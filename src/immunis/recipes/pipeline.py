@@ -186,7 +186,7 @@ def defended(
         model, tasks.primary, tasks.harmful, name,
         head=None if training is None else recipe.head, training=training, hardware=hardware,
         folder=folder, resume=resume, wandb=wandb, seed=recipe.seed if seed is None else seed,
-        progress=lambda share: progress(name, share), **settings,
+        progress=progress, **settings,
     )  # fmt: skip
 
 
