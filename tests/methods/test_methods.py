@@ -214,6 +214,7 @@ def test_bad_pairs_are_refused(pair):
         ("frontier", {"ridge": -1.0}, "ridge"),
         ("condition", {"optimizer": "adamm"}, "did you mean 'adam'"),
         ("condition", {"batch_size": 1}, "batch_size"),
+        ("condition", {"fraction": 1.0}, "fraction"),
         ("condition", {"certified": True, "search": True}, "certified"),
         ("imma", {"inner_steps": 0}, "inner_steps"),
         ("imma", {"inner_step": -1.0}, "inner_step"),

@@ -78,6 +78,7 @@ class Settings(NetworkSettings, Descent):
         optimizer: ``"gd"`` as in Algorithm 1, or ``"adam"`` as in the paper's MNIST runs.
         batch_size: rows of a mini-batch; None for the full batch.
         certified: take certified steps instead of η.
+        fraction: share of the way that a certified R_ill step goes to the one that sends σ_k to 0.
         search: try every multiple and step size of the paper and keep the best RIR.
         paper_scale: sum Hessians over raw inputs, as the paper's λ assume, instead of averaging
             over inputs with a mean square of one.
@@ -86,6 +87,7 @@ class Settings(NetworkSettings, Descent):
     optimizer: Literal["gd", "adam"] = "gd"
     batch_size: int | None = None
     certified: bool = False
+    fraction: float = 0.5
     search: bool = False
     paper_scale: bool = False
 
@@ -94,6 +96,7 @@ class Settings(NetworkSettings, Descent):
         super().__post_init__()
         Descent.__post_init__(self)
         require_least(self, 2, "batch_size")
+        require(0 < self.fraction < 1, f"fraction={self.fraction}: expected 0 < fraction < 1")
         require(
             not (self.certified and (self.search or self.batch_size)),
             "certified steps use the full batch and need no search: drop search and batch_size",
@@ -156,8 +159,9 @@ def _mini_batch(problem: LinearProblem, settings: Settings, size: int) -> Terms:
         else:
             loss = (outputs - y_p).square().sum() / len(x_p)
         count = 1 if settings.paper_scale else len(x_p)
+        loss_theta, loss_omega = torch.autograd.grad(loss, leaves)
         hessians = feature_hessian(x_p @ theta) / count, feature_hessian(x_h @ theta) / count
-        return *torch.autograd.grad(loss, leaves), *hessians
+        return loss_theta, loss_omega, *hessians
 
     return terms
 
@@ -207,7 +211,7 @@ def certified(problem: LinearProblem, settings: Settings) -> Solution:
     best.offer(theta, 0)
     for step in range(1, settings.steps + 1):
         hessian = linear_hessian(theta, problem.k_harmful)
-        eta = certified_ill_step(eigh(hessian)[0][: problem.rank_harmful])
+        eta = certified_ill_step(eigh(hessian)[0][: problem.rank_harmful], settings.fraction)
         theta = theta @ (eye - 2 * eta * r_ill_gradient(hessian, problem.rank_harmful))
         theta = _well_conditioned(problem, theta)
         problem.progress("certified steps", step / settings.steps)

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from immunis.core.errors import InputError, NumericalError
-from immunis.core.settings import check
-from immunis.methods.base import require
+from immunis.core.settings import check, require
 from immunis.theory.spectrum import eigh
 
 Objective = Literal["algorithm_1", "r_ill", "opt_kappa", "opt_log_kappa"]
