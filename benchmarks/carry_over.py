@@ -57,7 +57,7 @@ def read(model: nn.Module, defender: Task, attacker: Task, primary: Task) -> dic
     def of(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, labels = task.train.tensors()
         with torch.no_grad():
-            return whole.read(inputs)[0], task.positions(labels)
+            return whole.features(inputs), task.positions(labels)
 
     return {
         "own": crossed(of(defender), "classification", defender.outputs),

@@ -29,8 +29,7 @@ from immunis.data.task import Task
 from immunis.methods import get_method
 from immunis.methods.probe import hold
 from immunis.models.find_head import cut
-from immunis.models.hooks import Tapped
-from immunis.models.teacher import Teacher
+from immunis.models.teacher import Teacher, WithFeatures
 from immunis.recipes import load_recipe
 from immunis.theory.feature_maps import even, fourier, white
 from immunis.theory.neighbours import nu
@@ -81,7 +80,7 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
         parameter.requires_grad_(key in chosen or key.startswith(f"{whole.head}."))
     if fabric.device.type == "cuda":
         model.to(memory_format=torch.channels_last)
-    teacher, tapped = Teacher(whole, fabric), fabric.setup(Tapped(whole))
+    teacher, tapped = Teacher(whole, fabric), fabric.setup(WithFeatures(whole))
     body = [p for key, p in model.named_parameters() if key in chosen]
     device = fabric.device
     primary = (

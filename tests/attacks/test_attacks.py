@@ -29,7 +29,7 @@ from immunis.attacks.probes.kernel import RIDGES, cross_validated
 from immunis.attacks.probes.logistic import logistic
 from immunis.attacks.search import grid, search
 from immunis.models.find_head import cut
-from immunis.models.reinit import untrained
+from immunis.models.zoo import untrained
 from immunis.theory.feature_maps import unit_rows
 from immunis.theory.gram import gram_of
 from immunis.theory.ridge import ridge_probe

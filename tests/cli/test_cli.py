@@ -185,7 +185,7 @@ def test_a_recipe_with_a_network_is_measured_by_its_features(run):
     tasks = recipe.tasks()
     model = original(recipe, tasks)
     whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs)
-    expected = Spectrum.of(gram_of(whole.read(tasks.primary.train.tensors()[0])[0].detach()))
+    expected = Spectrum.of(gram_of(whole.features(tasks.primary.train.tensors()[0]).detach()))
     found = json.loads(run("measure", "digit-parity", "--json").stdout)["figures"]["primary"]
     assert found["dimension"] == whole.width
     assert found["condition_number"] == pytest.approx(expected.condition_number, rel=1e-3)

@@ -25,8 +25,9 @@ from immunis.theory.feature_maps import even, fourier, white
 from immunis.theory.neighbours import nu
 from immunis.theory.regularizers import feature_hessian, r_ill, r_well
 from immunis.theory.rho import recalled, rho
+from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
-from immunis.training.settings import Hardware, Training
+from immunis.training.settings import Training
 
 
 def lifted(z):
@@ -198,7 +199,7 @@ def test_a_script_started_by_fabric_run_takes_its_settings(tmp_path):
     script.write_text(
         f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(ROOT / 'tests')!r}]\n"
         "import torch; from test_distributed import _run\n"
-        "from immunis.training.settings import Hardware\n"
+        "from immunis.training.hardware import Hardware\n"
         "from immunis.core.distributed import rank, world\n"
         "result = _run(Hardware(precision='64-true'))\n"
         f"torch.save((world(), result.model.state_dict()), {str(tmp_path)!r} + f'/{{rank()}}.pt')\n"

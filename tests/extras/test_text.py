@@ -32,7 +32,7 @@ def tokens(n, classes, seed):
 def test_the_encoder_is_cut_at_its_pooled_output():
     whole = cut(classifier(), tokens(20, 3, 1).train.first(2), 3)
     assert (whole.head, whole.width) == ("classifier", 16)
-    (features,) = whole.read(tokens(20, 3, 1).train.first(4))
+    features = whole.features(tokens(20, 3, 1).train.first(4))
     assert features.shape == (4, 16)
 
 
@@ -57,7 +57,7 @@ def test_an_encoder_is_opened_into_its_blocks(config, head, first, last):
     whole = cut(model, x[:2], 3, head)
     assert (whole.stages[0], len(whole.stages) >= 3) == (first, True)
     assert last in whole.stages[-2:]
-    assert all(z.shape[0] == 5 for z in whole.read(x, whole.stages))
+    assert all(len(whole.features(x, stage)) == 5 for stage in whole.stages)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -141,7 +141,7 @@ def test_a_decoder_is_read_at_the_last_token_that_is_no_padding():
     primary, harmful = tokens(60, 3, 1), tokens(60, 3, 2)
     x = primary.train.first(4).clone()
     x[2, 5:] = 0
-    read = cut(model, x[:2], 3, "score").read(x)[0]
+    read = cut(model, x[:2], 3, "score").features(x)
     hidden = model.transformer(x).last_hidden_state
     wanted = hidden[torch.arange(4), torch.tensor([7, 7, 4, 7])]
     torch.testing.assert_close(read, wanted, atol=1e-5, rtol=1e-4)

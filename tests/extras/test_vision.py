@@ -20,12 +20,14 @@ from immunis.data.sources import images, read_images
 from immunis.methods import get_method
 from immunis.models.find_head import cut
 from immunis.models.rebuild import config
-from immunis.models.zoo import load_weights, named_network
+from immunis.models.weights import load_weights
+from immunis.models.zoo import named_network
 from immunis.recipes import check_recipe, load_recipe
 from immunis.recipes.pipeline import defended, measure_recipe, original
 from immunis.report.export import export, weights
+from immunis.training.hardware import Hardware
 from immunis.training.run import Run
-from immunis.training.settings import Hardware, Training
+from immunis.training.settings import Training
 
 SHORT = Training(steps=2, batch=16, harmful_batch=40, evaluate=1)
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2}
@@ -130,7 +132,8 @@ def test_an_export_keeps_the_options_a_model_was_built_with(tmp_path):
 def test_other_architectures_are_cut_well(name, last):
     options = {"img_size": 64, "window_size": 2} if "swin" in name else {}
     whole = cut(named_network("timm", name, 4, options=options), torch.randn(2, 3, 64, 64), 4)
-    widths = [z.shape[1] for z in whole.read(torch.randn(2, 3, 64, 64), whole.stages)]
+    x = torch.randn(2, 3, 64, 64)
+    widths = [whole.features(x, stage).shape[1] for stage in whole.stages]
     assert widths == sorted(widths)
     assert widths[-1] == whole.width
     assert whole.stages[-1].startswith(last)
@@ -185,7 +188,7 @@ def test_torchvision_models_are_cut_into_their_blocks(name, stages):
     inputs = torch.randn(2, 3, *[{"vit": 32, "maxvit_t": 224}.get(name, 64)] * 2)
     whole = cut(model, inputs, 4)
     assert len(whole.stages) == stages
-    assert all(z.shape[1] > 8 for z in whole.read(inputs, whole.stages))
+    assert all(whole.features(inputs, stage).shape[1] > 8 for stage in whole.stages)
 
 
 def test_a_timm_model_of_other_classes_is_refused():

@@ -38,7 +38,7 @@ def arena_for(attack, budget=200, seed=0, model=None, data=None, kind="classific
     for layer in attack.layers(whole):
         with torch.no_grad():
             cache[layer] = tuple(
-                whole.read(torch.from_numpy(part[0]).to(whole.example), (layer,))[0].numpy()
+                whole.features(torch.from_numpy(part[0]).to(whole.example), layer).numpy()
                 for part in (train, test)
             )
     outputs = 3 if kind == "classification" else train[1].shape[1]

@@ -29,8 +29,9 @@ from immunis.core.jobs import Job, Run, sweep
 from immunis.methods import get_method
 from immunis.models.find_head import cut
 from immunis.training import journal
+from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
-from immunis.training.settings import Hardware, Training
+from immunis.training.settings import Training
 
 for name in (
     "report.card",

@@ -4,9 +4,9 @@ from torch import nn
 
 from helpers.networks import Residual
 from immunis import InputError, SettingsError
+from immunis.models.cut import channels_last
 from immunis.models.find_head import cut
-from immunis.models.outputs import channels_last
-from immunis.models.reinit import reinitialise, untrained
+from immunis.models.zoo import reinitialise, untrained
 
 
 class Tokens(nn.Module):
@@ -48,7 +48,7 @@ def test_a_head_is_found_by_its_width_and_features_are_its_input():
     model, x = mlp(), torch.randn(7, 4)
     found = cut(model, x, outputs=3)
     assert (found.head, found.stages, found.last_linear, found.width) == ("3", ("0", "2"), "2", 5)
-    (features,) = found.read(x)
+    features = found.features(x)
     torch.testing.assert_close(features, model[:3](x))
     assert found.head_layer is model[3]
     assert found.last_layer is model[2]
@@ -56,7 +56,8 @@ def test_a_head_is_found_by_its_width_and_features_are_its_input():
 
 def test_layers_are_read_by_name_at_input_or_output():
     model, x = mlp(), torch.randn(7, 4)
-    inner, before, features = cut(model, x, 3).read(x, ("0", "2:in", ""))
+    found = cut(model, x, 3)
+    inner, before, features = (found.features(x, layer) for layer in ("0", "2:in", ""))
     torch.testing.assert_close(inner, model[0](x))
     torch.testing.assert_close(before, model[1](model[0](x)))
     torch.testing.assert_close(features, model[:3](x))
@@ -66,7 +67,7 @@ def test_extractors_without_a_head():
     x = torch.randn(5, 4)
     theta = torch.randn(4, 4)
     found = cut(theta, x)
-    torch.testing.assert_close(found.read(x)[0], x @ theta)
+    torch.testing.assert_close(found.features(x), x @ theta)
     assert (found.head, found.stages, found.last_linear) == (None, ("0",), "0")
     layer = nn.Linear(4, 3).eval()
     assert cut(layer, x, outputs=3).head is None  # a single layer is an extractor
@@ -81,14 +82,14 @@ def test_a_convolutional_network_and_pooling():
     assert found.stages == ("stem", "layer1", "layer2")
     assert found.trailing == ()
     assert found.last_linear is None
-    assert found.read(x, ("layer1",))[0].shape == (5, 6)
+    assert found.features(x, "layer1").shape == (5, 6)
 
 
 def test_a_container_of_blocks_is_opened():
     x = torch.randn(5, 3, 6)
     found = cut(Tokens().eval(), x, outputs=2)
     assert found.stages == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
-    assert found.read(x, ("blocks.0",))[0].shape == (5, 6)
+    assert found.features(x, "blocks.0").shape == (5, 6)
 
 
 class Sideways(nn.Module):
@@ -207,7 +208,7 @@ def test_a_wrapped_head_a_trailing_norm_and_an_unused_layer_are_no_stages():
     assert found.stages == ("features.0", "features.2")
     assert found.trailing == ("norm",)
     with pytest.raises(InputError, match="never run"):
-        found.read(torch.randn(3, 4), ("aux",))
+        found.features(torch.randn(3, 4), "aux")
 
 
 def test_torchs_own_transformer_can_be_cut():
@@ -296,7 +297,7 @@ class Picky(nn.Module):
         (nn.Linear(5, 4).eval(), {}, InputError, "cannot read inputs of shape"),
         (mlp(), {"head": "33"}, SettingsError, "linear head of m"),
         (mlp(), {"head": "1"}, SettingsError, "linear head of m"),
-        (nn.Flatten(0).eval(), {}, InputError, "no pooling rule fits. Means are taken over"),
+        (nn.Flatten(0).eval(), {}, InputError, "features have shape \\(8,\\); expected"),
         (torch.jit.trace(mlp(), torch.randn(2, 4)), {}, InputError, "the model is TorchScript"),
         (nn.Sequential(torch.jit.script(mlp())).eval(), {}, InputError, "0 is TorchScript"),
         (Picky().eval(), {}, InputError, "cannot read inputs of shape.*height"),
@@ -341,7 +342,8 @@ class Swinish(nn.Module):
 
 def test_channels_last_features_are_pooled_over_positions():
     whole = cut(Swinish().eval(), torch.randn(2, 3, 8, 8), 4)
-    widths = [z.shape[1] for z in whole.read(torch.randn(5, 3, 8, 8), ("", *whole.stages))]
+    x = torch.randn(5, 3, 8, 8)
+    widths = [whole.features(x, layer).shape[1] for layer in ("", *whole.stages)]
     assert widths == [10, 6, 10]
 
 
@@ -511,7 +513,7 @@ def test_blocks_that_have_samples_second_are_stages_and_pooled_by_tokens(rows):
     model, inputs = Turned().eval(), torch.randn(rows, 5, 4)
     found = cut(model, inputs[:2], outputs=3)
     assert found.stages == ("proj", "blocks.0", "blocks.1")
-    read = found.read(inputs, ["blocks.1"])[0]
+    read = found.features(inputs, "blocks.1")
     seen = found.capture(inputs, ["blocks.1"])["blocks.1"]
     assert seen.shape == (5, rows, 6)
     assert torch.allclose(read, seen.mean(0))
@@ -547,7 +549,7 @@ def test_answers_are_those_of_the_head_that_was_named():
     model, inputs = Heads().eval(), torch.randn(5, 4)
     for name, answer in zip("ab", model(inputs), strict=True):
         found = cut(model, inputs[:2], outputs=3, head=name)
-        assert found.aside == (name == "b")
+        assert found.bypasses_head == (name == "b")
         assert torch.equal(found.answers(inputs), answer)
 
 
@@ -565,14 +567,15 @@ def test_tokens_made_by_a_convolution_have_their_channels_last():
 def test_a_layers_parts_say_where_its_channels_are():
     found = cut(Last().eval(), torch.randn(2, 3, 8, 8), outputs=3)
     assert found.stages == ("stem", "a", "b", "c")
-    assert [z.shape[1] for z in found.read(torch.randn(5, 3, 8, 8), found.stages)] == [4] * 4
+    x = torch.randn(5, 3, 8, 8)
+    assert [found.features(x, stage).shape[1] for stage in found.stages] == [4] * 4
     line = nn.Sequential(
         nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.ReLU(), nn.Conv1d(4, 5, 1), nn.Flatten(),
         nn.Linear(35, 2),
     ).eval()  # fmt: skip
     found = cut(line, torch.randn(2, 3, 7), outputs=2)
     inputs = torch.randn(5, 3, 7)
-    assert torch.equal(found.read(inputs, ["3"])[0], found.capture(inputs, ["3"])["3"].mean(2))
+    assert torch.equal(found.features(inputs, "3"), found.capture(inputs, ["3"])["3"].mean(2))
 
 
 def test_a_sequence_of_blocks_inside_a_module_is_opened_and_one_that_ends_in_the_head():
@@ -640,21 +643,21 @@ class TestModelsOfManyMakes:
         with pytest.raises(InputError, match="one row a sample"):
             cut(Last(lambda z: z.amax(1)).eval(), x, 3, head="head")
         found = cut(Last(lambda z: z.mean(1)).eval(), x, 3, head="head")  # linear: of the mean
-        torch.testing.assert_close(found.read(x)[0], found.model.body(x).mean(1))
+        torch.testing.assert_close(found.features(x), found.model.body(x).mean(1))
         found = cut(Last(lambda z: z[:, -1]).eval(), x, 3, head="head")
-        torch.testing.assert_close(found.read(x)[0], found.model.body(x)[:, -1])
+        torch.testing.assert_close(found.features(x), found.model.body(x)[:, -1])
         for scaled in (lambda z: 5 * z.sum(1), lambda z: z.mean(1).log_softmax(1)):  # of the mean
             found = cut(Last(scaled).eval(), x, 3, head="head")
-            torch.testing.assert_close(found.read(x)[0], found.model.body(x).mean(1))
+            torch.testing.assert_close(found.features(x), found.model.body(x).mean(1))
         blank, loud = Last(lambda z: z[:, -1]).eval(), Last(lambda z: z[:, -1]).eval()
         nn.init.zeros_(blank.head.weight)
         with pytest.raises(InputError, match="answers all of them alike"):
             cut(blank, x, 3, head="head")
         nn.init.constant_(loud.head.bias, 60.0)  # beside which tokens differ little
-        torch.testing.assert_close(cut(loud, x, 3, "head").read(x)[0], loud.body(x)[:, -1])
+        torch.testing.assert_close(cut(loud, x, 3, "head").features(x), loud.body(x)[:, -1])
         rows, which = torch.arange(4), torch.tensor([0, 4, 2, 2])  # another token of each row
         found = cut(Last(lambda z: z[rows[: len(z)], which[: len(z)]]).eval(), x, 3, head="head")
-        torch.testing.assert_close(found.read(x)[0], found.model.body(x)[rows, which])
+        torch.testing.assert_close(found.features(x), found.model.body(x)[rows, which])
 
     def test_normalisation_layers_of_other_libraries_are_no_stages(self):
         class MyRMSNorm(nn.Module):
@@ -699,6 +702,6 @@ class TestModelsOfManyMakes:
 
         x = torch.randn(4, 6)
         whole = cut(Named(False).eval(), x, 3)
-        assert torch.equal(whole.read(x)[0], whole.model.body(x))
+        assert torch.equal(whole.features(x), whole.model.body(x))
         with pytest.raises(InputError, match="head 'fc' is in the model but was never run"):
             cut(Named(True).eval(), x, 3, head="fc")

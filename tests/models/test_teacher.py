@@ -10,9 +10,10 @@ from helpers.networks import small_net, tasks
 from immunis.methods import get_method
 from immunis.models.find_head import cut
 from immunis.models.teacher import Teacher, agree
+from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
 from immunis.training.run import Run
-from immunis.training.settings import Hardware, Training
+from immunis.training.settings import Training
 
 SETTINGS = {"distillation": 1.0, "keep": 2.0}
 SHORT = Training(steps=3, batch=48, harmful_batch=96, rate=3e-3, evaluate=1)

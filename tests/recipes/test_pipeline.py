@@ -18,7 +18,8 @@ from immunis import InputError, SettingsError, immunize
 from immunis.cli import main as cli
 from immunis.models.find_head import cut
 from immunis.models.rebuild import config
-from immunis.models.zoo import load_weights, named_network
+from immunis.models.weights import load_weights
+from immunis.models.zoo import named_network
 from immunis.recipes import check_recipe, load_recipe
 from immunis.recipes import pipeline as lineup
 from immunis.recipes.pipeline import original, variants

@@ -33,17 +33,18 @@ from immunis.data.split import Split
 from immunis.methods import METHODS, get_method
 from immunis.methods.probe import hold, keep, total_variance
 from immunis.models.find_head import cut
-from immunis.models.zoo import load_weights
+from immunis.models.weights import load_weights
 from immunis.theory.gram import gram_of
 from immunis.theory.rho import recalled, rho, rho_of_gram
 from immunis.theory.ridge import ridge_probe
 from immunis.training import checkpoint as checkpoints
+from immunis.training.hardware import Hardware
 from immunis.training.heldout import HeldOut
 from immunis.training.loop import fit
 from immunis.training.objective import SUPERVISED, Objective, View, supervised_only
 from immunis.training.run import Run
 from immunis.training.selection import RIDGES, crossed, doubts, merit, read_by_probes, ridge_answers
-from immunis.training.settings import Hardware, Training
+from immunis.training.settings import Training
 
 DEEP = [name for name, method in METHODS.items() if method.objective is not None]
 SHORT = Training(steps=8, batch=48, harmful_batch=96, rate=3e-3, evaluate=4)
@@ -154,7 +155,7 @@ def test_collapse_draws_harmful_features_together():
     primary, harmful = tasks()
 
     def spread(model):
-        parts = (whole(model).read(task.train.first(60))[0] for task in (harmful, primary))
+        parts = (whole(model).features(task.train.first(60)) for task in (harmful, primary))
         return float(torch.stack([total_variance(part) for part in parts]).log().diff())
 
     with_, without = (run("probe", settings={"collapse": c}).model for c in (3.0, 0.0))
@@ -166,7 +167,7 @@ def test_keep_holds_the_primary_features_where_they_were():
     start, inputs = whole(), primary.train.first(60)
 
     def distance(model):
-        before, after = (part.read(inputs)[0] for part in (start, whole(model)))
+        before, after = (part.features(inputs) for part in (start, whole(model)))
         view = SimpleNamespace(primary={"": after}, teacher=(None, before))
         expected = (after - before).square().sum() / (before - before.mean(0)).square().sum()
         assert torch.allclose(keep(view), expected, rtol=1e-4)  # it damps by a millionth
@@ -210,14 +211,14 @@ def test_gradients_are_clipped_or_left_as_they_are():
 def test_recall_hides_what_the_original_says_of_the_labels():
     start, inputs = whole(), tasks()[1].train.first(120)
     labels = torch.nn.functional.one_hot(torch.arange(120) % 5, 5).double()
-    told = recalled(start.read(inputs)[0], labels)[:, 5:]
+    told = recalled(start.features(inputs), labels)[:, 5:]
 
     def left(recall):
         training = dataclasses.replace(SHORT, steps=40, evaluate=1, tolerance=1.0)
         model = run("probe", training, settings={"recall": recall, "weight": 30.0}).model
-        return float(rho(whole(model).read(inputs)[0].detach(), told))
+        return float(rho(whole(model).features(inputs).detach(), told))
 
-    assert float(rho(start.read(inputs)[0].detach(), told)) > 0.95
+    assert float(rho(start.features(inputs).detach(), told)) > 0.95
     assert left(True) < left(False) - 0.05
 
 
@@ -320,7 +321,7 @@ def test_hold_lets_no_direction_of_the_primary_features_shrink():
     start, inputs = whole(), primary.train.first(60)
 
     def value(model):
-        before, after = (part.read(inputs)[0].detach() for part in (start, whole(model)))
+        before, after = (part.features(inputs).detach() for part in (start, whole(model)))
         return float(hold(held_view(after, before)))
 
     held, free = (run("probe", settings={"hold": h}).model for h in (10.0, 0.0))
@@ -341,7 +342,7 @@ def test_second_order_matches_the_derivative_through_the_attacker():
     """Against autograd through one unrolled step, on a model small enough to unroll."""
     from lightning.fabric import Fabric
 
-    from immunis.models.hooks import Tapped
+    from immunis.models.teacher import WithFeatures
     from immunis.training.objective import Attacker
     from immunis.training.step import Engine
 
@@ -363,7 +364,7 @@ def test_second_order_matches_the_derivative_through_the_attacker():
     )  # fmt: skip
     body = list(model[0].parameters())
     fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
-    engine = Engine(fabric, fabric.setup(Tapped(part)), goal, body)
+    engine = Engine(fabric, fabric.setup(WithFeatures(part)), goal, body)
     engine.gradients((x, torch.zeros(12, dtype=torch.long)), (x, y))
     found = [p.grad.clone() for p in body]
 
@@ -701,7 +702,7 @@ def test_the_token_that_the_model_heeds_is_defended_and_audited():
     own = float((result.model(inputs).argmax(1) == labels).float().mean())
     assert result.record.figures["primary_score"]["after"] == pytest.approx(own)
     first = torch.tanh(result.model.embed(inputs.reshape(len(inputs), 8, 24)))[:, 0]
-    torch.testing.assert_close(cut(result.model, inputs[:2], 4, "fc").read(inputs)[0], first)
+    torch.testing.assert_close(cut(result.model, inputs[:2], 4, "fc").features(inputs), first)
     z = torch.tanh(result.model.embed(harmful.train.tensors()[0].reshape(-1, 8, 24)))[:, 0]
     moments = gram_of(z.detach(), harmful.targets(harmful.train.tensors()[1]))
     assert result.record.figures["rho"]["after"] == pytest.approx(rho_of_gram(moments), rel=1e-4)
@@ -856,7 +857,7 @@ def test_a_run_resumes_in_another_precision(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         go(progress=stop)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("immunis.training.settings.Hardware.fabric", with_a_scaler(Hardware.fabric))
+        patch.setattr("immunis.training.hardware.Hardware.fabric", with_a_scaler(Hardware.fabric))
         found = go(Hardware(precision="bf16-mixed"))
     assert found.steps == 4
     assert "the first 2 steps were taken in 32-true; the run was resumed in bf16-mixed." in (
@@ -880,7 +881,7 @@ def with_a_scaler(start):
 def test_a_loss_scale_changes_nothing_but_rounding(name, monkeypatch):
     hardware = Hardware(precision="bf16-mixed")
     plain = run(name, hardware=hardware)
-    monkeypatch.setattr("immunis.training.settings.Hardware.fabric", with_a_scaler(Hardware.fabric))
+    monkeypatch.setattr("immunis.training.hardware.Hardware.fabric", with_a_scaler(Hardware.fabric))
     scaled = run(name, hardware=hardware)
     assert scaled.weights == pytest.approx(plain.weights, rel=1e-3)
     for one, two in zip(plain.history, scaled.history, strict=True):

@@ -36,7 +36,7 @@ from immunis.core.files import (
 from immunis.core.hashing import tensors_digest
 from immunis.core.jobs import Job, Run, sweep
 from immunis.data.sources import images
-from immunis.models.zoo import load_weights, read_tensors
+from immunis.models.weights import load_weights, read_tensors
 from immunis.recipes import load_recipe
 from immunis.recipes.pipeline import original
 from immunis.report.export import weights

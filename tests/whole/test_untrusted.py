@@ -27,7 +27,8 @@ from immunis.cli import main as cli
 from immunis.core.jobs import Job, Run, sweep
 from immunis.data.sources import mnist_images, npz, read_images
 from immunis.data.sources.common import check_unpacked
-from immunis.models.zoo import _weights_only, load_weights, named_network
+from immunis.models.weights import load_weights
+from immunis.models.zoo import _weights_only, named_network
 from immunis.recipes import load_recipe
 from immunis.report.card import render
 from immunis.training import checkpoint as checkpoints
@@ -159,7 +160,7 @@ def test_an_annotation_that_names_a_file_elsewhere_is_refused(tmp_path):
 )
 @pytest.mark.parametrize("library", ["timm", "torchvision", "transformers"])
 def test_options_that_load_or_run_files_are_refused(library, options):
-    with pytest.raises(SettingsError, match="refused.*load and run nothing"):
+    with pytest.raises(SettingsError, match="refused.*must not load or run"):
         named_network(library, "resnet18", 2, options=options)
 
 

@@ -23,9 +23,9 @@ from immunis.core.records import Record
 from immunis.core.settings import check, whole
 from immunis.data.task import Task
 from immunis.models.find_head import cut
-from immunis.models.reinit import untrained
+from immunis.models.zoo import untrained
 from immunis.theory.measure import data_figures
-from immunis.training.settings import device_of
+from immunis.training.hardware import device_of
 
 TRANSFER = ("gd_line_search", "finetune_all")
 

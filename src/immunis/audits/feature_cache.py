@@ -134,7 +134,7 @@ class Reader:
 
     @torch.no_grad()
     def _forward(self, model: Cut, inputs: Tensor, layer: str) -> Tensor:
-        return model.read(inputs, (layer,))[0].cpu()
+        return model.features(inputs, layer).cpu()
 
 
 def disjoint_rows(attacker: Task, primary: Task, defender: Task | None) -> dict[str, Any]:

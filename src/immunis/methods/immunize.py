@@ -30,7 +30,8 @@ from immunis.models.heads import checked_head, compensated_head, invertible, lea
 from immunis.theory.measure import paired_grams
 from immunis.theory.metrics import as_extractor, check_pair
 from immunis.theory.scale import answer
-from immunis.training.settings import Hardware, Training
+from immunis.training.hardware import Hardware
+from immunis.training.settings import Training
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def immunize(
             network that is trained, the name of its head where it cannot be told; or, for a bare
             encoder, the head that reads its output, pooled, which is trained with it.
         training: how to train a network: ``immunis.training.settings.Training``, or its settings.
-        hardware: where to train it: ``immunis.training.settings.Hardware``, or its settings;
+        hardware: where to train it: ``immunis.training.hardware.Hardware``, or its settings;
             one CPU process by default.
         folder: where training keeps its checkpoint and curves; it is not locked.
         resume: go on from the checkpoint in ``folder``.
@@ -217,7 +218,7 @@ def _featurised(task: Task, whole: Cut) -> Task:
 
     @torch.no_grad()
     def read(split: Split) -> tuple[Tensor, Tensor]:
-        parts = [(whole.read(x)[0].cpu(), y) for x, y in split.batches(512)]
+        parts = [(whole.features(x).cpu(), y) for x, y in split.batches(512)]
         return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
 
     return task.showing(read(task.train), None if task.test is None else read(task.test))

@@ -20,9 +20,8 @@ from immunis.core.records import Record
 from immunis.data.loader import PER_DIMENSION, SAMPLES, Stream, spread
 from immunis.data.task import Task, target_matrix
 from immunis.methods import get_method
-from immunis.models.cut import Cut
+from immunis.models.cut import Cut, logits_of, run_model
 from immunis.models.find_head import cut
-from immunis.models.outputs import fitting, logits_of
 from immunis.models.stages import feeds, parameters_below
 from immunis.theory.gram import Gram, gram_of
 from immunis.theory.measure import data_figures, spectrum_figures
@@ -30,8 +29,9 @@ from immunis.theory.metrics import check_pair, class_scores
 from immunis.theory.rho import rho_of_gram
 from immunis.theory.scores import score
 from immunis.theory.spectrum import quiet_spectrum
+from immunis.training.hardware import Hardware, hardware_of
 from immunis.training.loop import Fit, fit
-from immunis.training.settings import Hardware, Training, hardware_of, training_of
+from immunis.training.settings import Training, training_of
 
 BATCH = 256
 
@@ -157,7 +157,7 @@ def defend(
         ) from error
     example = primary.train.first(2)
     whole = cut(plain, example, primary.outputs, head)
-    answers = logits_of(plain(fitting(plain, example)))
+    answers = logits_of(run_model(plain, example))
     if whole.head is None:
         linear = [n for n, m in plain.named_modules() if isinstance(m, nn.Linear)]
         last = answers.shape[-1]
@@ -178,7 +178,7 @@ def defend(
             f"the model answers with shape {tuple(answers.shape)}; expected one row of "
             f"{primary.outputs} outputs for each sample."
         )
-    if whole.aside:
+    if whole.bypasses_head:
         raise InputError(
             f"the model's answers do not come from its head {whole.head!r} (of several the first "
             "is taken). Wrap it in a module that returns what that head gives."
@@ -188,7 +188,7 @@ def defend(
     owners = {name.rpartition(".")[0] for name in trained}  # where autograd does not see them
     if not (
         below & {id(p) for n, p in plain.named_parameters() if n in trained}
-        or any(feeds(plain, name, lambda: whole.read(example)[0]) for name in owners)
+        or any(feeds(plain, name, lambda: whole.features(example)) for name in owners)
     ):
         raise InputError(
             f"the features do not come through {', '.join(how.layers)}: training it would change "
@@ -239,7 +239,7 @@ def feature_gram(whole: Cut, task: Task, workers: int = 0) -> Gram:
     rows = spread(stream.rows, max(SAMPLES, PER_DIMENSION * whole.width))
     total: Gram | None = None
     for inputs, labels in stream.subset(rows, BATCH):
-        features = whole.read(inputs)[0].float().cpu()
+        features = whole.features(inputs).float().cpu()
         targets = target_matrix(labels.cpu(), task.kind, task.outputs)
         if total is None:
             total = gram_of(features, targets)

@@ -1,4 +1,4 @@
-"""Where a model is cut: its head, told by what it answers, and the stages below it."""
+"""Find where to cut a model: its head, told by the answers, and the stages below it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from immunis.core.errors import ImmunisError, InputError, unknown
-from immunis.models.cut import OUTPUT, Cut, Joined
-from immunis.models.outputs import fitting, logits_of, pooled, tensor_of
-from immunis.models.stages import feeds, gets_past, stages_of
+from immunis.models.cut import OUTPUT, Cut, Joined, logits_of, pooled, run_model, tensor_of
+from immunis.models.stages import bypassed, feeds, stages_of
 
 
 def cut(
@@ -26,15 +25,70 @@ def cut(
     Args:
         model: an ``nn.Module``, a matrix θ, a pair ``(extractor, head)``, or the result of
             ``immunize`` (anything with ``.model`` and ``.head``).
-        example: a few inputs, to see what the layers give.
-        outputs: number of primary outputs; the last linear layer with that many is the head.
-        head: name of the head inside the model, where it cannot be told from ``outputs``.
-        name: how to call the model in errors.
+        example: a few inputs, to run the model on.
+        outputs: number of primary outputs; the head is the last linear layer with that many.
+        head: name of the head, if ``outputs`` does not tell.
+        name: the model's name in errors.
 
     Raises:
-        InputError: for what is no model, or one in training mode.
-        SettingsError: if ``head`` names no layer.
+        InputError: if it is no model, is in training mode, or cannot be cut.
+        SettingsError: if ``head`` names no linear layer.
     """
+    model, head, outputs = _as_module(model, head, outputs)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{name}: expected an nn.Module, a matrix or (extractor, head), "
+            f"got {type(model).__name__}."
+        )
+    modules = dict(model.named_modules())
+    for part, module in modules.items():
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+            raise InputError(
+                f"{name}: {part or 'the model'} is TorchScript, which cannot be cut. Give the "
+                "nn.Module that it was made from."
+            )
+        if module.training:
+            part = part or "the model"
+            raise InputError(f"{name}: {part} is in training mode; call .eval() on it first.")
+    linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
+    if head is not None and head not in linear:
+        raise unknown(f"linear head of {name}", head, linear)
+    classifier: Any = getattr(model, "get_classifier", None)  # timm's name for the head
+    if head is None and callable(classifier):
+        head = next((n for n in linear if modules[n] is classifier()), None)
+    try:
+        with torch.no_grad():
+            named = head is not None
+            if head is None and outputs is not None:
+                head = _guessed_head(model, linear, example, outputs)
+            whole = Cut(model, head)
+            features = whole.features(example)
+            _check_rows(whole, example, features, name)
+            if named:
+                whole = _with_heeded_token(_with_heard_head(whole, example, name), example, name)
+                features = whole.features(example)
+            last = _last_linear(whole, linear, example, features)
+            stages, trailing, tokens_first = stages_of(whole, example)
+    except ImmunisError:
+        raise
+    except Exception as error:  # a model may fail in any way
+        raise InputError(
+            f"{name} cannot read inputs of shape {tuple(example.shape)}: {error}"
+        ) from error
+    return dataclasses.replace(
+        whole,
+        stages=stages,
+        trailing=trailing,
+        last_linear=last,
+        width=features.shape[1],
+        tokens_first=tokens_first,
+    )
+
+
+def _as_module(
+    model: Any, head: str | None, outputs: int | None
+) -> tuple[Any, str | None, int | None]:
+    """Return a matrix, pair or result of ``immunize`` as one module, and where its head is."""
     if isinstance(model, Tensor):
         layer = nn.Linear(*model.shape, bias=False, dtype=model.dtype)  # type: ignore[misc]
         with torch.no_grad():
@@ -45,66 +99,18 @@ def cut(
         model, head = (model.model, inside[0]) if inside else ((model.model, model.head), head)
     if isinstance(model, tuple) and len(model) == 2:
         model, head = Joined(*model), "1"
-        model.training = any(part.training for part in model)
-    if isinstance(model, nn.Linear):  # an extractor; wrapped so that its layer has a name
-        wrapped, outputs = nn.Sequential(model), None
-        wrapped.training = model.training
-        model = wrapped
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"{name}: expected an nn.Module, a matrix or (extractor, head), "
-            f"got {type(model).__name__}."
-        )
-    scripted = [
-        n or "the model"
-        for n, m in model.named_modules()
-        if isinstance(m, torch.jit.ScriptModule) and any(True for _ in m.parameters())
-    ]
-    if scripted:
-        raise InputError(
-            f"{name}: {scripted[0]} is TorchScript, which cannot be cut; give the nn.Module that "
-            "it was made of."
-        )
-    awake = [n or "the model" for n, m in model.named_modules() if m.training]
-    if awake:
-        raise InputError(f"{name}: {awake[0]} is in training mode; call .eval() on it first.")
-    modules = dict(model.named_modules())
-    if head is not None and not isinstance(modules.get(head), nn.Linear):
-        linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
-        raise unknown(f"linear head of {name}", head, linear)
-    classifier: Any = getattr(model, "get_classifier", None)  # timm's own word for its head
-    if head is None and callable(classifier):
-        found = [n for n, m in modules.items() if m is classifier()]
-        head = found[0] if found and isinstance(modules[found[0]], nn.Linear) else None
-    whole = Cut(model, head, (), (), None, 0)
-    try:
-        with torch.no_grad():
-            if head is None and outputs is not None:
-                whole = dataclasses.replace(whole, head=_guess_head(whole, example, outputs))
-            (features,) = whole.read(example)
-            _check_rows(whole, example, features, name)
-            if head is not None:
-                whole = dataclasses.replace(whole, aside=not _is_heard(model, head, example, name))
-                whole = _as_heeded(whole, example, name)
-                (features,) = whole.read(example)
-            last = _last_linear(whole, example, features)
-            stages, trailing, turned = stages_of(whole, example)
-    except ImmunisError:
-        raise
-    except Exception as error:  # a model of any make refuses in its own way
-        raise InputError(
-            f"{name} cannot read inputs of shape {tuple(example.shape)}: {error}"
-        ) from error
-    return dataclasses.replace(
-        whole, last_linear=last, width=features.shape[1], stages=stages, trailing=trailing,
-        turned=turned,
-    )  # fmt: skip
+    elif isinstance(model, nn.Linear):  # an extractor; wrapped so that its layer has a name
+        model, outputs = nn.Sequential(model), None
+    else:
+        return model, head, outputs
+    model.training = any(part.training for part in model)
+    return model, head, outputs
 
 
-def _alike(one: Tensor, other: Tensor, among: Tensor | None = None) -> bool:
-    """Whether two are the same but for rounding, beside all there are (those of the first).
+def _close(one: Tensor, other: Tensor, among: Tensor | None = None) -> bool:
+    """Return True if two tensors agree within 1% of the largest value (10% in half precision).
 
-    NaN, which others refuse in words of their own, tells nothing apart.
+    The largest of ``among``, or of the first tensor. True for NaN, which others report.
     """
     half = one.dtype in (torch.float16, torch.bfloat16)
     far = (one.double() - other.double()).abs().max()
@@ -113,51 +119,49 @@ def _alike(one: Tensor, other: Tensor, among: Tensor | None = None) -> bool:
 
 
 def _check_rows(whole: Cut, example: Tensor, features: Tensor, name: str) -> None:
-    """Refuse a model whose features of a row are not that row's alone: no attack could use it."""
-    if not _alike(features[:1], whole.read(example[:1])[0], features):
+    """Refuse a model whose features of a row depend on other rows or on chance."""
+    if not _close(features[:1], whole.features(example[:1]), features):
         raise InputError(
             f"{name}: features of a row change with the rows beside it, or from call to call. Use "
             "BatchNorm with running statistics, and no randomness in evaluation mode."
         )
 
 
-def _is_heard(model: nn.Module, head: str, example: Tensor, name: str) -> bool:
-    """Whether the model's answers come from its head.
+def _with_heard_head(whole: Cut, example: Tensor, name: str) -> Cut:
+    """Note whether the answers come from the head.
 
     Raises:
-        InputError: where they come from something else as well, which nobody would look at.
+        InputError: if they also depend on the input in a way that bypasses the head.
     """
 
     def answers(inputs: Tensor) -> Tensor:
-        return logits_of(model(fitting(model, inputs)))
+        return logits_of(run_model(whole.model, inputs))
 
-    heard = feeds(model, head, lambda: answers(example))
-    if heard and gets_past(model, head, example, answers):
+    head = whole.head or ""
+    heard = feeds(whole.model, head, lambda: answers(example))
+    if heard and bypassed(whole.model, head, example, answers):
         raise InputError(
             f"{name}: its answers come from more than what its head {head!r} reads, so those "
             "features would be only part of what is released. Wrap the model so that one linear "
-            "head reads all of it (of two heads whose answers are averaged: both inputs side by "
-            "side, and half of each one's weights)."
+            "head reads everything (for two heads whose answers are averaged: both inputs side by "
+            "side, and half of each head's weights)."
         )
-    return heard
+    return dataclasses.replace(whole, bypasses_head=not heard)
 
 
-def _as_heeded(whole: Cut, example: Tensor, name: str) -> Cut:
-    """The cut that reads what the model's answers come from, where its head reads tokens.
+def _with_heeded_token(whole: Cut, example: Tensor, name: str) -> Cut:
+    """Note whether the answers come from the mean of the tokens that the head reads, or from one.
 
-    Their mean, if answers stay as they are with it in the place of every token, or else the one
-    whose answer is the model's own. Tried with a head of random weights: one of zeros tells
-    nothing.
+    From the mean, if replacing every token by it keeps the answers; from one token, if the head
+    maps it to the answers. Tried with a random head, since a zero head shows nothing.
 
     Raises:
-        InputError: where it is neither (the largest answer of all, say), or the head as it is
-            cannot tell which token that is.
+        InputError: if neither holds (the maximum over tokens, say), or if the model's own head
+            does not tell the tokens apart.
     """
     head, found = whole.head_layer, whole.capture(example, ("", OUTPUT))
-    shape = logits_of(found[OUTPUT]).shape
-    if whole.aside or head is None or shape != (len(example), head.out_features):
-        return whole
-    if tensor_of(found[""]).ndim == 2:
+    rows = head is not None and logits_of(found[OUTPUT]).shape == (len(example), head.out_features)
+    if whole.bypasses_head or not rows or tensor_of(found[""]).ndim == 2:
         return whole
     tried = whole.copy()
     layer = tried.head_layer
@@ -172,51 +176,41 @@ def _as_heeded(whole: Cut, example: Tensor, name: str) -> Cut:
         tokens = given[0].flatten(1, -2)
         return tokens.mean(1, keepdim=True).expand_as(tokens).reshape(given[0].shape)
 
-    handle = layer.register_forward_pre_hook(averaged)
-    of_mean = tried.answers(example)
-    handle.remove()
-    if _alike(answers, of_mean):
+    handle = layer.register_forward_pre_hook(averaged)  # on a copy, which is dropped
+    if _close(answers, tried.answers(example)):
         return whole
-    picked = dataclasses.replace(whole, picks=True)
-    (token,) = dataclasses.replace(tried, picks=True).read(example)
-    told = "its answers are neither what it says of their mean nor of one of them"
-    if _alike(answers, layer(token)):
-        if _alike(token, picked.read(example)[0]):
+    handle.remove()
+    picked = dataclasses.replace(whole, picks_token=True)
+    token = dataclasses.replace(tried, picks_token=True).features(example)
+    told = "its answers come neither from their mean nor from one of them"
+    if _close(answers, layer(token)):
+        if _close(token, picked.features(example)):
             return picked
-        told = "it answers all of them alike, so that which one counts cannot be told"
+        told = "it answers all of them alike, so the one that counts cannot be found"
     raise InputError(
         f"{name}: its head {whole.head!r} reads several tokens or positions of a sample, and "
         f"{told}. Wrap the model in a module that gives the head one row a sample."
     )
 
 
-def _guess_head(whole: Cut, example: Tensor, outputs: int) -> str | None:
-    """The last linear layer with that many outputs whose output is the model's own."""
-    found = [
-        name
-        for name, module in whole.model.named_modules()
-        if name and isinstance(module, nn.Linear) and module.out_features == outputs
-    ]
-    seen = whole.capture(example, ("", *found))
-    answer = tensor_of(seen.pop(""))
-    for name in reversed(found):
-        given = seen.get(name)
-        if isinstance(given, Tensor) and given.shape == answer.shape and torch.equal(given, answer):
+def _guessed_head(model: nn.Module, linear: list[str], example: Tensor, outputs: int) -> str | None:
+    """Return the last linear layer of that many outputs whose output is the model's."""
+    named = dict(model.named_modules())
+    names = [n for n in linear if n and named[n].out_features == outputs]
+    seen = Cut(model, None).capture(example, (OUTPUT, *names))
+    answer = tensor_of(seen.pop(OUTPUT))
+    return next((n for n in reversed(names) if _same(seen.get(n), answer)), None)
+
+
+def _last_linear(whole: Cut, linear: list[str], example: Tensor, features: Tensor) -> str | None:
+    """Return the linear layer whose pooled output is the features."""
+    names = [name for name in linear if name != whole.head]
+    seen = whole.capture(example, names)
+    for name in reversed(names):
+        if name in seen and _same(pooled(tensor_of(seen[name]), last=True), features):
             return name
     return None
 
 
-def _last_linear(whole: Cut, example: Tensor, features: Tensor) -> str | None:
-    """The linear layer whose output, pooled, is the features."""
-    names = [
-        name
-        for name, module in whole.model.named_modules()
-        if isinstance(module, nn.Linear) and name != whole.head
-    ]
-    seen = whole.capture(example, names)
-    for name in reversed(names):
-        if name in seen:
-            output = pooled(tensor_of(seen[name]), channels_last=True)
-            if output.shape == features.shape and torch.equal(output, features):
-                return name
-    return None
+def _same(found: Any, wanted: Tensor) -> bool:
+    return isinstance(found, Tensor) and found.shape == wanted.shape and torch.equal(found, wanted)

@@ -17,7 +17,7 @@ from immunis.core.errors import SettingsError
 from immunis.core.records import Record
 from immunis.core.settings import differing
 from immunis.data.sources.pictures import SCALINGS, SIZE
-from immunis.models.outputs import logits_of
+from immunis.models.cut import logits_of
 
 KEPT = (
     "input_size", "fixed_input_size", "mean", "std", "interpolation", "crop_pct", "pool_size",

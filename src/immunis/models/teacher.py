@@ -1,13 +1,12 @@
-"""The original model beside the one in training: it takes over what that one computes anyway.
+"""The model in training and its original, which reuses what the model in training computes anyway.
 
-Below the first trained layer a student computes what its original does. The teacher, a frozen
-copy of the original, takes the last such output from the student's own forward pass over the
-same rows and runs only what comes after: of a ViT-B with its last block in training, 1/12.
+Below the first trained layer the student computes what the original computes. The teacher, a
+frozen copy of the original, takes the last such output from the student's forward pass over the
+same rows and runs only the layers after it: for a ViT-B whose last block is trained, 1/12.
 
-Which output that is, a few rows and NaN tell, for NaN goes wherever a value is read. With NaN for
-every trained parameter, a frozen module's output that stays as it was depends on none of them.
-With NaN for all such outputs but one, answers and features that stay as they were depend on
-nothing else below: no skip connection goes past it.
+NaN shows which output that is, on a few rows. NaN in every trained parameter leaves the output of
+a frozen module unchanged if it depends on none of them. NaN in all such outputs except one leaves
+answers and features unchanged if no skip connection bypasses that one.
 """
 
 from __future__ import annotations
@@ -20,24 +19,55 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from immunis.models.cut import Cut
-from immunis.models.hooks import Tapped
+from immunis.core.errors import InputError
+from immunis.models.cut import Cut, logits_of, run_model
 
-ROWS = 3  # to try on
+ROWS = 3  # to search on
+
+
+class WithFeatures(nn.Module):
+    """A model that returns ``(answers, {layer: features})``; ``close`` removes its hooks.
+
+    The hooks stay as long as the object, so that a compiled or wrapped model keeps them.
+    """
+
+    def __init__(self, cut: Cut, layers: Sequence[str] = ("",)) -> None:
+        super().__init__()
+        if cut.head is None:
+            raise InputError(
+                "the model has no linear head: its primary loss cannot be kept while it is "
+                "trained. End it with nn.Linear, or name the head with head=."
+            )
+        self.model, self.layers, self._pool = cut.model, tuple(layers), cut.pool
+        self._found: dict[str, Any] = {}
+        self._handles = cut.watch(layers, self._found)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run the model once."""
+        self._found.clear()
+        answers = logits_of(run_model(self.model, inputs))
+        features = {layer: self._pool(layer, self._found[layer], answers) for layer in self.layers}
+        self._found.clear()
+        return answers, features
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
 
 
 class Teacher:
-    """The original's answers and features, without gradient, in full until ``share`` is called.
+    """Return the original's answers and features, without gradient.
 
     Args:
         cut: the original; it is copied.
-        fabric: Lightning Fabric, whose device and precision are used.
+        fabric: Lightning Fabric; the teacher uses its device and precision.
     """
 
     def __init__(self, cut: Cut, fabric: Any) -> None:
         self._cut, self._fabric = cut.copy(), fabric
         self._cut.model.to(fabric.device).eval().requires_grad_(False)
-        if fabric.device.type == "cuda":  # as the student's, whose outputs it may read
+        if fabric.device.type == "cuda":  # as the student, whose outputs it reads
             self._cut.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._lender: nn.Module | None = None
         self._last, self._blanks = "", dict[str, Tensor]()
@@ -46,58 +76,59 @@ class Teacher:
 
     @property
     def shares(self) -> bool:
-        """Whether anything is taken over."""
+        """Return True if the teacher reuses an output of the student."""
         return self._lender is not None
 
     def share(self, student: nn.Module, inputs: Tensor) -> None:
-        """Take over what a student computes in the passes marked by ``following``.
+        """Reuse what a student computes in the passes marked by ``following``.
 
-        The student must hold the original's frozen parameters, in evaluation mode where they are,
-        and run module by module: not compiled, nor sharded. Where nothing below its trained
-        layers is frozen, no one output carries all of it, parameters have two names, or the model
-        refuses NaN, nothing is shared. Each process decides for itself: answers are the same
-        either way, and no sums are taken here.
+        The student must hold the original's frozen parameters, in evaluation mode, and run module
+        by module: neither compiled nor sharded. Nothing is shared if nothing below the trained
+        layers is frozen, if no single output carries everything, if a parameter has two names,
+        or if the model refuses NaN. Each process decides for itself; answers do not change.
         """
-        frozen = [name for name, module in student.named_modules() if name and _fixed(module)]
         every = [p for _, p in student.named_parameters(remove_duplicate=False)]
-        tied = len(every) > len(set(every))  # which ``functional_call`` may leave changed
-        if all(p.requires_grad for p in every) or tied or not frozen:
+        if all(p.requires_grad for p in every) or len(every) > len(set(every)):
             return
-        inputs = inputs[:ROWS].to(self._fabric.device)
+        frozen = [name for name, module in student.named_modules() if name and _fixed(module)]
+        trained = [name for name, p in student.named_parameters() if p.requires_grad]
         try:
-            self._last, self._blanks = self._search(student, frozen, inputs)
+            found = self._search(frozen, trained, inputs[:ROWS].to(self._fabric.device))
         except Exception:  # a model may refuse NaN in any way
             return
-        self._lender = student.get_submodule(self._last) if self._last else None
+        if found:
+            self._blanks, self._last = found, list(found)[-1]
+            self._lender = student.get_submodule(self._last)
 
     def _search(
-        self, student: nn.Module, frozen: Sequence[str], inputs: Tensor
-    ) -> tuple[str, dict[str, Tensor]]:
-        """Name of the last output that carries all below it; blanks for it and those before."""
-        trained = {name for name, p in student.named_parameters() if p.requires_grad}
-        ink = {
-            f"model.{name}": torch.full_like(p, math.nan)
-            for name, p in self._cut.model.named_parameters()
-            if name in trained
-        }
+        self, frozen: Sequence[str], trained: Sequence[str], inputs: Tensor
+    ) -> dict[str, Tensor]:
+        """Return NaN for the last output that carries everything below it and those before it."""
         answers, clean = self._watched(frozen, inputs)
-        _, inked = self._watched(frozen, inputs, ink)
-        _, fewer = self._watched(frozen, inputs[1:])  # what does not follow the rows is not there
+        _, fewer = self._watched(frozen, inputs[1:])  # drops outputs that do not follow the rows
+        parameters = [self._cut.model.get_parameter(name) for name in trained]
+        kept = [parameter.detach().clone() for parameter in parameters]
+        try:
+            for parameter in parameters:
+                parameter.fill_(math.nan)
+            _, inked = self._watched(frozen, inputs)
+        finally:
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.copy_(value)
         same = clean.keys() & inked.keys() & fewer.keys()
         free = [n for n, z in clean.items() if n in same and agree([inked[n]], [z])]
         outer = [n for n in free if not any(n.startswith(f"{other}.") for other in free)]
-        blanks = {name: _blank(clean[name]) for name in outer}
         for count in range(len(outer), 0, -1):
+            blanks = {name: _blank(clean[name]) for name in outer[:count]}
             last = outer[count - 1]
-            given = {name: blanks[name] for name in outer[:count]} | {last: clean[last]}
-            if agree(self._run(inputs, given), answers):
-                return last, {name: blanks[name] for name in outer[:count]}
-        return "", {}
+            if agree(self._run(inputs, blanks | {last: clean[last]}), answers):
+                return blanks
+        return {}
 
     def _watched(
-        self, names: Sequence[str], inputs: Tensor, parameters: Mapping[str, Tensor] | None = None
+        self, names: Sequence[str], inputs: Tensor
     ) -> tuple[Sequence[Tensor], dict[str, Tensor]]:
-        """Answers, and what those modules gave that ran once, in the order in which they ended."""
+        """Return answers, and the outputs of modules that ran once, in the order they ended."""
         found: dict[str, list[Any]] = {}
 
         def keep(name: str, output: Any) -> None:
@@ -111,7 +142,7 @@ class Teacher:
             for name in names
         ]
         try:
-            answers = self._run(inputs, {}, parameters)
+            answers = self._run(inputs, {})
         finally:
             for handle in handles:
                 handle.remove()
@@ -121,7 +152,7 @@ class Teacher:
 
     @contextmanager
     def following(self, rows: int) -> Iterator[None]:
-        """Mark a pass of the student whose first ``rows`` the teacher will be asked about."""
+        """Mark a pass of the student; the teacher is asked about its first ``rows`` next."""
         self._lent = None
         if self._lender is None:
             yield
@@ -140,55 +171,50 @@ class Teacher:
             handle.remove()
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Answers and features of the original.
+        """Return answers and features of the original.
 
-        The first that rest on a student's output are compared with those of a whole pass; where
-        they differ, or cannot be had, nothing is taken over from then on. An output is left alone
-        that the student has changed in place since.
+        The first shared result is compared with that of a whole pass; if they differ, sharing
+        ends. An output that the student has changed in place is not used.
         """
         lent, self._lent = self._lent, None
-        if lent is None or len(lent[0]) != len(inputs) or lent[0]._version != lent[1]:
-            logits, features = self._run(inputs, {})
-            return logits.float(), features.float()
-        given = {n: z[:1].expand(len(inputs), *z.shape[1:]) for n, z in self._blanks.items()}
-        given |= {self._last: lent[0]}
-        if not self._checked:
-            self._checked = True
-            if not self._suffices(inputs, given):
-                self._lender, given = None, {}
+        given: dict[str, Tensor] = {}
+        if lent is not None and len(lent[0]) == len(inputs) and lent[0]._version == lent[1]:
+            given = {n: z[:1].expand(len(inputs), *z.shape[1:]) for n, z in self._blanks.items()}
+            given[self._last] = lent[0]
+            if not self._checked:
+                self._checked = True
+                if not self._suffices(inputs, given):
+                    self._lender, given = None, {}
         logits, features = self._run(inputs, given)
         return logits.float(), features.float()
 
     def _suffices(self, inputs: Tensor, given: Mapping[str, Tensor]) -> bool:
-        """Whether a pass with what is given says what a whole one does."""
+        """Return True if a pass with the given outputs agrees with a whole pass."""
         try:
             return agree(self._run(inputs, given), self._run(inputs, {}))
         except Exception:  # such as a shape that does not fit
             return False
 
-    def _run(
-        self,
-        inputs: Tensor,
-        given: Mapping[str, Tensor],
-        parameters: Mapping[str, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """One forward pass in which modules return what is given for them."""
-        tapped = Tapped(self._cut)
+    def _run(self, inputs: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return answers and features of a pass in which modules return what is given."""
+        modules = {name: self._cut.model.get_submodule(name) for name in given}
+        model = WithFeatures(self._cut)
         try:
-            with torch.no_grad(), self._fabric.autocast(), _instead(self._cut.model, given):
-                call = torch.func.functional_call
-                logits, features = (
-                    call(tapped, dict(parameters), (inputs,)) if parameters else tapped(inputs)
-                )
+            for name, module in modules.items():
+                module.forward = lambda *_, _output=given[name], **__: _output
+            with torch.no_grad(), self._fabric.autocast():
+                logits, features = model(inputs)
         finally:
-            tapped.close()  # hooks that stay would keep the copy alive
+            model.close()
+            for module in modules.values():
+                vars(module).pop("forward", None)
         return logits, features[""]
 
 
 def agree(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    """Whether ``‖a − b‖ ≤ t·‖b‖`` for every pair; never where one is not finite.
+    """Return True if ``‖a − b‖ ≤ t·‖b‖`` for every pair; False if a value is not finite.
 
-    t is four units of the coarsest precision among them, and a thousandth at least.
+    t is four units of the coarsest precision among them, and at least 1/1000.
     """
     kinds = [b.dtype for b in wanted if b.is_floating_point()]
     tolerance = max([1e-3, *(4 * torch.finfo(kind).eps for kind in kinds)])
@@ -204,24 +230,11 @@ def agree(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 
 
 def _fixed(module: nn.Module) -> bool:
-    """Whether nothing in a module is trained, and its ``forward`` is that of its class."""
+    """Return True if nothing in a module is trained and its ``forward`` is that of its class."""
     return "forward" not in vars(module) and not any(p.requires_grad for p in module.parameters())
 
 
 def _blank(like: Tensor) -> Tensor:
-    """A tensor of that shape, without memory of its own, that shows wherever it is read."""
+    """Return a tensor of that shape, filled with one shared NaN (0 for integers)."""
     value = math.nan if like.is_floating_point() else 0
     return torch.full((), value, dtype=like.dtype, device=like.device).expand(like.shape)
-
-
-@contextmanager
-def _instead(model: nn.Module, given: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let modules return what is given for them, without running."""
-    modules = [model.get_submodule(name) for name in given]
-    try:
-        for module, output in zip(modules, given.values(), strict=True):
-            module.forward = lambda *_, _output=output, **__: _output
-        yield
-    finally:
-        for module in modules:
-            vars(module).pop("forward", None)

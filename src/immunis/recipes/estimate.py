@@ -39,10 +39,11 @@ from immunis.models.find_head import cut
 from immunis.recipes import Recipe
 from immunis.recipes.pipeline import defended, tables_of
 from immunis.report.format import Table
+from immunis.training.hardware import Hardware, device_of
 from immunis.training.loop import fit
 from immunis.training.objective import Objective, supervised_only
 from immunis.training.run import divided
-from immunis.training.settings import Hardware, Role, Training, device_of, training_of
+from immunis.training.settings import Role, Training, training_of
 
 STEPS = 6  # of a training pilot; the first half warms up
 BUDGETS = (4, 12)  # steps of the two pilots of an attack

@@ -31,16 +31,17 @@ from immunis.methods import get_method
 from immunis.methods.immunize import Immunized, check_foldable, immunize
 from immunis.methods.network import feature_gram
 from immunis.models.find_head import cut
-from immunis.models.zoo import load_weights
+from immunis.models.weights import load_weights
 from immunis.recipes import Recipe
 from immunis.report.export import weights
 from immunis.theory.measure import Measurement, measure, measured
 from immunis.theory.metrics import check_pair
 from immunis.training import checkpoint as checkpoints
+from immunis.training.hardware import Hardware, device_of
 from immunis.training.loop import fit
 from immunis.training.objective import supervised_only
 from immunis.training.run import divided
-from immunis.training.settings import Hardware, device_of, training_of
+from immunis.training.settings import training_of
 
 Progress = Callable[[str, float], None]
 

@@ -16,7 +16,8 @@ from immunis.core.errors import InputError
 from immunis.data import sources as datasets
 from immunis.data.sources import Tasks
 from immunis.data.task import Task
-from immunis.models.zoo import LIBRARIES, named_network, pretrained_mlp, read_tensors
+from immunis.models.weights import read_tensors
+from immunis.models.zoo import LIBRARIES, named_network, pretrained_mlp
 
 NETWORKS = (*LIBRARIES, "network")
 TABLES = ("data", "model", "pretrain", "method", "training", "audit")

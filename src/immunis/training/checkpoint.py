@@ -28,7 +28,7 @@ from immunis.core.distributed import note_checkpoint, rank
 from immunis.core.errors import InputError
 from immunis.core.files import check_stored, make_folder, write_bytes
 from immunis.core.settings import differing
-from immunis.models.zoo import versioned
+from immunis.models.weights import versioned
 
 FORMAT = 7
 NAME = "checkpoint.pt"

@@ -22,13 +22,14 @@ from immunis.core.files import make_folder
 from immunis.core.hashing import state_digest
 from immunis.data.task import Task
 from immunis.models.cut import Cut
-from immunis.models.zoo import versioned
+from immunis.models.weights import versioned
 from immunis.training import checkpoint as checkpoints
+from immunis.training.hardware import Hardware
 from immunis.training.journal import Journal
 from immunis.training.objective import Objective
 from immunis.training.run import Run
 from immunis.training.selection import doubts
-from immunis.training.settings import Hardware, Training
+from immunis.training.settings import Training
 from immunis.training.setup import plain
 from immunis.training.tracking import Tracker
 

@@ -17,12 +17,11 @@ from immunis.data.augment import augmented, mixed
 from immunis.data.loader import Rows, Stream, held_out
 from immunis.data.task import Task, target_matrix
 from immunis.models.cut import Cut
-from immunis.models.hooks import Tapped
-from immunis.models.outputs import known_words
-from immunis.models.teacher import ROWS, Teacher
+from immunis.models.teacher import ROWS, Teacher, WithFeatures
+from immunis.training.hardware import Hardware
 from immunis.training.heldout import HeldOut
 from immunis.training.objective import Objective
-from immunis.training.settings import Hardware, Role, Training
+from immunis.training.settings import Role, Training
 from immunis.training.setup import check_head, groups_of, optimizer_of, set_mode, trainable
 from immunis.training.step import Batch, Engine
 
@@ -62,7 +61,7 @@ class Run:
         self.fabric = hardware.fabric()
         start = cut.copy()
         chosen = trainable(start, training)
-        self.tapped = Tapped(start, objective.layers)
+        self.tapped = WithFeatures(start, objective.layers)
         set_mode(start.model, training, pretraining=harmful is None)
         if self.fabric.device.type == "cuda":
             start.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -154,8 +153,7 @@ class Run:
             other = mixed(inputs, targets, generator) if self.training.mix else (inputs, targets)
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * self.training.factor(step, self.steps)
-        with known_words(batch[0], *(() if other is None else other[:1])):
-            values = self.engine.gradients(batch, other)
+        values = self.engine.gradients(batch, other)
         norm = self.fabric.clip_gradients(
             self._module, self.optimizer, max_norm=self.training.clip or math.inf,
             error_if_nonfinite=False,

@@ -1,30 +1,15 @@
-"""How and where a network is trained: settings, checked before anything is loaded."""
+"""How a network is trained: settings, checked before anything is loaded."""
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
-import torch
-
-from immunis.core.distributed import leave, watch
-from immunis.core.errors import SettingsError
 from immunis.core.settings import check, require
 
 Role = Literal["primary", "harmful"]
-CLI_USED = "LT_CLI_USED"  # how ``fabric run`` tells that it started a process, and with what
-CLI = {
-    "LT_ACCELERATOR": "device",
-    "LT_DEVICES": "devices",
-    "LT_NUM_NODES": "nodes",
-    "LT_STRATEGY": "strategy",
-    "LT_PRECISION": "precision",
-}
 
 
 @dataclass(frozen=True)
@@ -139,129 +124,7 @@ class Training:
         return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1.0, steps - rise)))
 
 
-@dataclass(frozen=True)
-class Hardware:
-    """Where a run takes place.
-
-    Attributes:
-        device: ``"cpu"``, ``"cuda"`` or ``"auto"``; ``"mps"`` has no float64 and is for audits.
-        devices: how many; under ``torchrun`` its number counts, and under ``fabric run`` whatever
-            that was given.
-        nodes: machines.
-        strategy: ``"auto"``, ``"ddp"`` or ``"fsdp"``.
-        precision: ``"32-true"``, ``"bf16-mixed"`` or another that Fabric knows.
-        compile: run the model through ``torch.compile``.
-    """
-
-    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
-    devices: int = 1
-    nodes: int = 1
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true"] = "32-true"
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the types and the ranges."""
-        check(vars(self), get_type_hints(Hardware), "hardware")
-        for name in ("devices", "nodes"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: need >= 1")
-
-    def as_launched(self) -> Hardware:
-        """These settings, but for what ``fabric run`` or ``torchrun`` was given, if it started us.
-
-        Raises:
-            SettingsError: for a number of devices that is none.
-        """
-        if not int(os.environ.get(CLI_USED, "0")):
-            return self._under_torchrun()
-        found = {own: os.environ[name] for name, own in CLI.items() if name in os.environ}
-        if found.get("device") == "gpu":
-            found["device"] = "cuda"
-        numbers = ("devices", "nodes")
-        if wrong := [own for own in numbers if not found.get(own, "1").isdigit()]:
-            raise SettingsError(f"fabric run: {wrong[0]} is {found[wrong[0]]!r}; give a number.")
-        return hardware_of(
-            {**asdict(self), **{k: int(v) if k in numbers else v for k, v in found.items()}}
-        )
-
-    def _under_torchrun(self) -> Hardware:
-        """These settings with torchrun's number of processes, if it started us."""
-        count = int(os.environ.get("WORLD_SIZE", "1"))
-        if "TORCHELASTIC_RUN_ID" not in os.environ or count == 1:
-            return self
-        here = int(os.environ["LOCAL_WORLD_SIZE"])
-        strategy = "ddp" if self.strategy == "auto" else self.strategy
-        return replace(self, devices=here, nodes=count // here, strategy=strategy)
-
-    def fabric(self) -> Any:
-        """Start Lightning Fabric, with these settings and no others.
-
-        Raises:
-            SettingsError: where this machine cannot meet the request.
-        """
-        from lightning.fabric import Fabric
-        from lightning.fabric.strategies import DDPStrategy
-
-        device = self.device
-        if device == "auto":  # MPS has no float64, which every Gram needs
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "mps":
-            raise SettingsError("training needs float64, which MPS has not: use --device cpu.")
-        strategy: Any = self.strategy
-        if strategy == "ddp":  # buffers are equal everywhere: frozen, or updated on one device
-            strategy = DDPStrategy(broadcast_buffers=False)
-        if self.devices * self.nodes > 1:
-            watch()
-        try:
-            with _without(CLI_USED, *CLI):  # by which Fabric would refuse what differs from them
-                fabric = Fabric(
-                    accelerator=device,
-                    devices=self.devices,
-                    num_nodes=self.nodes,
-                    strategy=strategy,
-                    precision=self.precision,
-                )
-                fabric.launch()
-            atexit.register(leave)  # before the interpreter tears sockets down in any order
-        except (ValueError, RuntimeError) as error:  # Fabric's own words for what is missing
-            raise SettingsError(f"{self}: {error}") from error
-        return fabric
-
-
-@contextmanager
-def _without(*names: str) -> Iterator[None]:
-    """Hide environment variables."""
-    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)
-
-
 def training_of(values: Mapping[str, Any]) -> Training:
     """Build training settings, refusing unknown keys with a suggestion."""
     check(values, get_type_hints(Training), "training")
     return Training(**values)
-
-
-def hardware_of(values: Mapping[str, Any]) -> Hardware:
-    """Build hardware settings, refusing unknown keys with a suggestion."""
-    check(values, get_type_hints(Hardware), "hardware")
-    return Hardware(**values)
-
-
-def device_of(name: str) -> str:
-    """The device meant by a name; by ``"auto"`` the accelerator there is, or else the CPU.
-
-    Raises:
-        SettingsError: for one that cannot be used here.
-    """
-    if name == "auto":
-        usable = {"cuda": torch.cuda, "mps": torch.backends.mps}
-        return next((kind for kind, of in usable.items() if of.is_available()), "cpu")
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingsError(f"device {name!r} cannot be used here: {reason}") from error
-    return name

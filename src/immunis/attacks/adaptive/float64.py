@@ -30,7 +30,7 @@ BATCH = 256
 def read(cut: Cut, inputs: np.ndarray) -> Tensor:
     """Features in the network's own precision."""
     with torch.no_grad():
-        return torch.cat([cut.read(block)[0].cpu() for block in tensor(inputs).split(BATCH)])
+        return torch.cat([cut.features(block).cpu() for block in tensor(inputs).split(BATCH)])
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:

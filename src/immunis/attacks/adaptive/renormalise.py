@@ -22,7 +22,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
 
     def read(inputs: np.ndarray) -> torch.Tensor:
         blocks = tensor(inputs).split(512)
-        return torch.cat([cut.read(block.to(parameter))[0].cpu() for block in blocks])
+        return torch.cat([cut.features(block.to(parameter)).cpu() for block in blocks])
 
     with torch.no_grad():
         read(arena.train.inputs[arena.rows[0]])

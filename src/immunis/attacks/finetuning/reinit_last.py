@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings
 from immunis.attacks.finetuning.shared import Network, parameters_of, tune
 from immunis.attacks.finetuning.shared import space as tuning_space
-from immunis.models.reinit import reinitialise
+from immunis.models.zoo import reinitialise
 
 
 def run(arena: Arena, settings: Settings) -> list[Point]:

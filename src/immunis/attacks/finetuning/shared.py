@@ -37,7 +37,7 @@ class Network(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the attacker's logits."""
-        return self.head(self.cut.read(inputs)[0])
+        return self.head(self.cut.features(inputs))
 
 
 def space(arena: Arena) -> dict[str, Sequence[object]]:

@@ -52,7 +52,7 @@ def audit(
     from immunis.report.card import render
     from immunis.report.tables import audit_table, models_table, transfer_table, worst_case_table
     from immunis.report.text import beside_tables
-    from immunis.training.settings import hardware_of
+    from immunis.training.hardware import hardware_of
 
     chosen = load_recipe(recipe)
     hardware = hardware_of({"device": device, "precision": precision})

@@ -41,7 +41,7 @@ def immunize(
     from immunis.report.export import files, weights
     from immunis.report.tables import immunize_table
     from immunis.report.text import ratio
-    from immunis.training.settings import hardware_of
+    from immunis.training.hardware import hardware_of
     from immunis.training.tracking import need_wandb
 
     chosen = load_recipe(recipe)

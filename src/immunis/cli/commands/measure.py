@@ -26,7 +26,7 @@ def measure(
     from immunis.recipes.pipeline import measure_recipe
     from immunis.report.format import number
     from immunis.report.tables import measure_table
-    from immunis.training.settings import hardware_of
+    from immunis.training.hardware import hardware_of
 
     chosen = load_recipe(recipe)
     hardware = hardware_of({"device": device, "precision": precision})
