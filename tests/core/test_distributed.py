@@ -17,7 +17,8 @@ from torch import nn
 from helpers import ROOT
 from helpers.networks import small_net, tasks
 from immunis import InputError, SettingsError, Task
-from immunis.core.distributed import joined, leave, world
+from immunis.core.distributed import joined, world
+from immunis.core.lost_process import leave_processes
 from immunis.methods import get_method
 from immunis.methods.probe import hold, total_variance
 from immunis.models.find_head import cut
@@ -85,8 +86,8 @@ def _gradient(rank, port, folder):
         if rank == 0:
             found = [value.detach(), *(p.grad for p in layer.parameters())]
             torch.save(found, f"{folder}/{name}.pt")
-    del layer, value  # else DDP is the group's last owner, and may wait for ever: see leave()
-    leave()
+    del layer, value  # see leave_processes()
+    leave_processes()
 
 
 def _spawn(call, *arguments):

@@ -22,7 +22,7 @@ from helpers.networks import small_net, tasks
 from immunis import LostProcessError, Record
 from immunis.cli import main as cli
 from immunis.cli.console import held, take
-from immunis.core import distributed as processes
+from immunis.core import lost_process
 from immunis.core.files import release
 from immunis.core.hashing import key_of
 from immunis.core.jobs import Job, Run, sweep
@@ -70,7 +70,7 @@ def server():
     context = multiprocessing.get_context("forkserver")
     paths = [str(Path(__file__).parents[1]), str(Path(cli.__file__).parents[2])]
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
-    context.set_forkserver_preload(["faulty"])
+    context.set_forkserver_preload([__name__])
     return context
 
 
@@ -120,17 +120,17 @@ def run(what, folder, log, die_at=None, largest=None):
 
 def orphan(folder, launched):
     """Watch in a process whose parent ends at once; it writes what it has lived to see."""
-    processes._POLL = processes._GRACE = 0.05
+    lost_process._POLL = lost_process._GRACE = 0.05
     os.environ["LOCAL_RANK"] = "1" if launched else "0"
     ready, tell = os.pipe()
     if os.fork():
         os.read(ready, 1)
         os._exit(0)
     os.dup2(os.open(f"{folder}/said", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
-    processes.watch()
+    lost_process.watch_processes()
     os.write(tell, b"x")
     time.sleep(20.0 if launched else 1.0)
-    processes.leave()
+    lost_process.leave_processes()
     Path(folder, "lived").write_text(" ".join(t.name for t in threading.enumerate()))
     os._exit(0)
 

@@ -326,7 +326,7 @@ def test_damaged_results_and_kept_networks_are_said_and_made_again(tmp_path):
     found = sweep(jobs, Run(folder=tmp_path / "jobs"))
     path = tmp_path / "jobs" / "a.json"
     path.write_text(path.read_text().replace('"square": 4', '"square": 5'))
-    with pytest.warns(UserWarning, match=r"a\.json does not match its checksum.*run again"):
+    with pytest.warns(UserWarning, match=r"a\.json does not match its checksum.*runs again"):
         assert sweep(jobs, Run(folder=tmp_path / "jobs")) == found
     faulty.write_recipes(tmp_path, 0)
     recipe = load_recipe(tmp_path / "network.toml")
@@ -342,13 +342,13 @@ def test_results_in_each_others_place_are_said_and_made_again(tmp_path):
     jobs = {"a": Job(faulty.square, (2,)), "b": Job(faulty.square, (3,))}
     found = sweep(jobs, Run(folder=tmp_path))
     shutil.copy(tmp_path / "b.json", tmp_path / "a.json")
-    with pytest.warns(UserWarning, match=r"a\.json is of another job. It is run again"):
+    with pytest.warns(UserWarning, match=r"a\.json belongs to another job. The job runs again"):
         assert sweep(jobs, Run(folder=tmp_path)) == found
 
 
 @pytest.mark.parametrize("key", ["../../escaped", "/tmp/a", "a/b", "", ".", "a\0b", "x" * 101])
 def test_a_job_key_that_is_no_plain_word_is_refused(tmp_path, key):
-    with pytest.raises(SettingsError, match="job key .* expected up to 100 letters"):
+    with pytest.raises(SettingsError, match="job key .*expected up to 100 letters"):
         sweep({key: Job(faulty.square, (2,))}, Run(folder=tmp_path / "jobs"))
     assert not list(tmp_path.iterdir())
 

@@ -1,22 +1,15 @@
-"""The processes of a distributed run: sums over them, with gradients, and what if one dies.
+"""Sums over the processes of a distributed run, with gradients.
 
-A regularizer of a Gram matrix is no mean over samples, so averaging the gradients of
-per-process values would be wrong. The Gram itself is summed, every process computes the same
-value of it, and each sends back the gradient of its own samples. Data-parallel training then
-*averages* gradients over W processes, hence the factor W on the way back: the average is
-the gradient of one process that held the joined batch.
+A regularizer of a Gram matrix is not a mean over samples, so averaging its value over processes
+would be wrong. Instead the Gram itself is summed, and every process computes the same value of
+it. Data-parallel training then averages gradients over W processes. The backward pass multiplies
+by W, so that the average is the gradient of one process that holds the joined batch.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-import re
-import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,135 +18,30 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from immunis.core.errors import LostProcessError
 from immunis.core.settings import differing
 
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")  # set by whatever starts processes
-_BROKEN = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
-_POLL, _GRACE = 0.5, 3.0  # seconds
-_WATCH = "immunis-watch"
-_over = threading.Event()
-_checkpoint: list[Path] = []  # the last one of this run
-
-
-def note_checkpoint(path: Path | None) -> None:
-    """Note where a run's last checkpoint is (None as it begins), to say so if a process dies."""
-    _checkpoint[:] = [] if path is None else [path]
-
-
-def _lost(reason: str) -> str:
-    kept = (
-        f"The same command with --resume goes on from {_checkpoint[0]}, also with another number "
-        "of processes."
-        if _checkpoint
-        else "It had written no checkpoint yet: the same command starts again."
-    )
-    return (
-        f"a process of this run has ended before the others, so the run is over ({reason}). {kept}"
-    )
 
 
 def world() -> int:
-    """Number of processes in this run; 1 where none was started."""
+    """Return the number of processes in this run; 1 where none was started."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Number of this process, from 0."""
+    """Return the number of this process, from 0."""
     return dist.get_rank() if world() > 1 else 0
 
 
 def first() -> bool:
-    """Whether this is the process that writes results, also before a run is joined."""
+    """Return True in the process that writes results, also before it joins the others."""
     if world() > 1:
         return rank() == 0
     return all(os.environ.get(name, "0") == "0" for name in RANKS)
 
 
-@contextmanager
-def together() -> Iterator[None]:
-    """Say in plain words that a sum failed because another process is gone.
-
-    Raises:
-        LostProcessError: in place of what the communication library raised.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if world() > 1 and _BROKEN.search(str(error)):
-            reason = re.sub(r"^\[.*?\] ", "", str(error)).split(". ")[0]
-            raise LostProcessError(_lost(reason[:200])) from error
-        raise
-
-
-def watch() -> None:
-    """End this process when the launcher that started it, or one that it started, has died.
-
-    A sum that waits for a dead process may wait for ever, in code that nothing can interrupt.
-    So a thread looks on until ``leave``: it lets the main thread speak first, then says why
-    and ends. Takes the place of Lightning's own observer, which ends without a word. A parent
-    that is no launcher (a shell, ``nohup``) may go: the run goes on.
-    """
-    parent = os.getppid() if _launched() else None
-
-    def look() -> None:
-        while not _over.wait(_POLL):
-            children = _children()
-            dead = [child for child in children if child.poll()]
-            if parent in (None, os.getppid()) and not dead:
-                continue
-            if _over.wait(_GRACE):
-                return
-            for child in children:
-                child.kill()
-            which = f"process {dead[0].pid} with code {dead[0].returncode}" if dead else "the first"
-            sys.stderr.write(f"error: {_lost(which)}\n")
-            sys.stderr.flush()
-            os._exit(1)
-
-    if not _watchers():
-        _over.clear()
-        threading.Thread(target=look, name=_WATCH, daemon=True).start()
-
-
-def _watchers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == _WATCH]
-
-
-def _launched() -> bool:
-    """Whether another process of the run (Lightning's first one) or torchrun started this one."""
-    return os.environ.get("LOCAL_RANK", "0") != "0" or "TORCHELASTIC_RUN_ID" in os.environ
-
-
-_started: list[Any] = []
-
-
-def _children() -> list[Any]:
-    """Processes that Lightning started from this one; its observer is sent home."""
-    for thread in threading.enumerate():
-        if thread.name == "child-process-observer" and getattr(thread, "_child_processes", None):
-            _started.extend(thread._child_processes)  # type: ignore[attr-defined]
-            thread._child_processes = []  # type: ignore[attr-defined]
-    return _started
-
-
-def leave() -> None:
-    """Leave the run, so that no process waits for one that has ended; safe to repeat.
-
-    The group goes first: should that hang, the watching thread still ends the process. A model
-    wrapped for DDP must be gone by then: as the group's last owner it would end gloo's thread
-    while holding Python's lock, which that thread may be waiting for.
-    """
-    if dist.is_available() and dist.is_initialized():
-        gc.collect()
-        dist.destroy_process_group()
-    _over.set()
-    for thread in _watchers():
-        thread.join()
-
-
-def apart(values: Mapping[str, Any]) -> list[str]:
-    """Names of values that are not the same on every process."""
+def differing_across_processes(values: Mapping[str, Any]) -> list[str]:
+    """Return the names of the values that are not the same on every process."""
     if world() == 1:
         return []
     found: list[Any] = [None] * world()
@@ -162,7 +50,7 @@ def apart(values: Mapping[str, Any]) -> list[str]:
 
 
 def summed(values: Tensor) -> Tensor:
-    """Sum of a tensor over all processes, without gradient."""
+    """Return the sum of a tensor over all processes, without gradient."""
     if world() == 1:
         return values
     total = values.detach().clone()
@@ -171,7 +59,7 @@ def summed(values: Tensor) -> Tensor:
 
 
 def total_rows(rows: Tensor) -> int:
-    """Number of rows that all processes hold together; one process alone asks no device."""
+    """Return the number of rows that all processes hold together."""
     return len(rows) if world() == 1 else int(summed(torch.tensor(len(rows), device=rows.device)))
 
 
@@ -187,7 +75,7 @@ class _Summed(torch.autograd.Function):
 
 
 def summed_with_gradient(values: Tensor) -> Tensor:
-    """Sum over all processes, each of which must compute the same function of it.
+    """Return the sum over all processes, each of which must compute the same function of it.
 
     Its gradient, averaged over the processes, is that of the joined batch.
     """
@@ -195,7 +83,7 @@ def summed_with_gradient(values: Tensor) -> Tensor:
 
 
 def joined(rows: Tensor) -> Tensor:
-    """Rows (n, D) of all processes one after the other, with a gradient as of their sum."""
+    """Return the rows (n, D) of all processes in order of rank, with the gradient of their sum."""
     if world() == 1:
         return rows
     counts = torch.zeros(world(), dtype=torch.int64, device=rows.device)

@@ -1,8 +1,8 @@
-"""Files that are whole or not there: atomic writes, checksums, one writer for each folder.
+"""Files that are complete or absent: atomic writes, checksums, one writer per folder.
 
-What immunis reads again (records, finished jobs, checkpoints, kept networks) carries its
-SHA-256 inside. What it hands out together (weights, record, card) is staged, then moved into
-place as one, with a ``SHA256SUMS`` that ``sha256sum -c`` understands.
+Files that immunis reads again (records, finished jobs, checkpoints, kept networks) carry their
+SHA-256 inside. Files of one release (weights, record, card) are staged, then moved into place
+together, with a ``SHA256SUMS`` that ``sha256sum -c`` understands.
 """
 
 from __future__ import annotations
@@ -20,31 +20,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from filelock import FileLock, Timeout
+
 from immunis.core.distributed import first
 from immunis.core.errors import InputError, OutputError
 
 SUMS = "SHA256SUMS"
 STAGE = ".staged"
 LOCK = ".lock"
-SCRAP, OLD = ".immunis-", 3600.0  # prefix of unfinished files, and seconds until they are swept
-
-
-def check_folder(path: str | Path) -> Path:
-    """Refuse an output folder that could not be written to, before work begins; make nothing."""
-    folder = Path(path)
-    if "\0" in str(path):
-        raise OutputError(f"output folder {str(path)!r} holds a NUL character.")
-    try:
-        place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        good = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-    except OSError as error:
-        raise OutputError(f"cannot use {folder} as output folder: {error.strerror}.") from error
-    if not good:
-        raise OutputError(
-            f"cannot write to output folder {folder}: {place} is not a folder this user may write "
-            "to. Choose another with --output, or change its permissions."
-        )
-    return folder
+SCRAP, OLD = ".immunis-", 3600.0  # prefix of unfinished files, and seconds until they are removed
 
 
 def make_folder(path: str | Path) -> Path:
@@ -54,16 +38,16 @@ def make_folder(path: str | Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError: the path holds a NUL character
         raise OutputError(
-            f"cannot write to output folder {folder}: {error.strerror}. Choose another with "
-            "--output, or change its permissions."
+            f"cannot write to output folder {folder}: {getattr(error, 'strerror', error)}. "
+            "Choose another with --output, or change its permissions."
         ) from error
     return folder
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file under a temporary name, then rename it into place."""
+    """Write a text file under a temporary name, then rename it."""
     return write_bytes(path, text.encode())
 
 
@@ -89,7 +73,7 @@ def write_bytes(path: str | Path, *parts: bytes | memoryview) -> Path:
 
 
 def _sync(folder: Path) -> None:
-    """Make a rename last through a power cut."""
+    """Make a rename survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -98,22 +82,22 @@ def _sync(folder: Path) -> None:
 
 
 def checksum(values: Mapping[str, Any]) -> str:
-    """SHA-256 of plain JSON values, in their order."""
+    """Return the SHA-256 of plain JSON values, in their order."""
     text = json.dumps(values, indent=1, ensure_ascii=False)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def sealed(values: Mapping[str, Any]) -> str:
-    """Plain JSON values as text, with their checksum."""
+    """Return plain JSON values as text, with their checksum."""
     whole = {**values, "checksum": checksum(values)}
     return json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def unsealed(path: str | Path, what: str) -> dict[str, Any]:
-    """Read values that were written sealed; those without a checksum come as they are.
+    """Read values that ``sealed`` made text of; a file without a checksum is read too.
 
     Raises:
-        InputError: for a file that is missing, damaged, or no JSON object.
+        InputError: if the file is missing, damaged, or not a JSON object.
     """
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -133,12 +117,8 @@ def unsealed(path: str | Path, what: str) -> dict[str, Any]:
 
 
 def check_stored(file: BinaryIO) -> None:
-    """Refuse a PyTorch file with packed entries: ``torch.save`` packs none, a bomb does.
-
-    Raises:
-        ValueError: where entries are packed, or claim more than the file holds.
-    """
-    if file.read(4) == b"PK\3\4":  # what torch.load goes by; older files are no archives
+    """Raise ``ValueError`` for a PyTorch file with packed entries: ``torch.save`` packs none."""
+    if file.read(4) == b"PK\3\4":  # torch.load reads these as archives, and no others
         size = file.seek(0, os.SEEK_END)
         try:
             entries = zipfile.ZipFile(file).infolist()
@@ -151,10 +131,10 @@ def check_stored(file: BinaryIO) -> None:
 
 
 def release(folder: str | Path, files: Mapping[str, bytes | str]) -> list[Path]:
-    """Write several files as one, all of them or none, with their checksums; return the paths.
+    """Write several files, all of them or none, with their checksums; return their paths.
 
-    They are written beside their places first; from the moment all are there, they count, and
-    what is cut short after that is finished by the next one to ``settle`` the folder.
+    They are staged first. Once all are staged the release counts: if it is cut short after that,
+    the next call of ``settle`` finishes it.
     """
     place = make_folder(folder)
     settle(place)
@@ -178,7 +158,7 @@ def release(folder: str | Path, files: Mapping[str, bytes | str]) -> list[Path]:
 
 
 def publish(path: str | Path, text: str) -> Path:
-    """Write one text file; where it lies in the folder of a run, its checksum there stays true."""
+    """Write one text file; in the folder of a release, update its checksum too."""
     path = Path(path)
     if not (path.parent / SUMS).exists():
         return write_text(path, text)
@@ -187,7 +167,7 @@ def publish(path: str | Path, text: str) -> Path:
 
 
 def settle(folder: Path) -> None:
-    """Finish a release that was cut short when all was staged, or drop one that was not."""
+    """Finish a release that was cut short after all was staged; drop one that was not."""
     stage = folder / STAGE
     if not stage.is_dir() or stage.is_symlink():
         return
@@ -202,72 +182,52 @@ def settle(folder: Path) -> None:
 
 
 def _sums(folder: Path) -> dict[str, str]:
-    """Checksums of what is in a folder already, by name."""
+    """Return the checksums that a folder already holds, by file name."""
     with suppress(OSError, ValueError):
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
         return {name: value for value, name in (line.split("  ", 1) for line in lines)}
     return {}
 
 
-def _sweep(folder: Path) -> None:
-    """Remove unfinished files of processes that were killed while they wrote them."""
-    for path in folder.rglob(f"{SCRAP}*"):
-        with suppress(OSError):
-            if path.stat().st_mtime < time.time() - OLD:
-                path.unlink()
-
-
 @contextmanager
 def hold(path: str | Path) -> Iterator[Path]:
-    """Be the only process that writes to an output folder; settle what an earlier one left.
+    """Be the only process that writes to a folder; settle and clean up what an earlier one left.
 
-    The operating system holds the lock, so it ends with its process, however that ends. Of a
-    distributed run the first process holds it. Folders made for the lock that stay empty
-    are removed again.
+    The operating system holds the lock, so it ends with its process, however that ends. In a
+    distributed run the first process holds it. A folder made for the lock goes if it stays empty.
 
     Raises:
-        OutputError: where another process holds it, naming that process.
+        OutputError: if another process holds the folder; the message names that process.
     """
-    folder = check_folder(path)
+    folder = Path(path)
     if not first():
         yield folder
         return
-    made = [p for p in (folder, *folder.parents) if not p.exists()]
-    make_folder(folder)
-    handle = _lock(folder)
+    made = [p for p in (folder, *folder.parents) if not os.path.exists(p)]
+    lock, note = FileLock(make_folder(folder) / LOCK), folder / LOCK
+    try:
+        lock.acquire(timeout=0.2)  # longer than a holder needs between unlink and release
+        note.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+    except Timeout as error:
+        owner = "another process"
+        with suppress(OSError):
+            owner = note.read_text(errors="replace")[:200].strip() or owner
+        raise OutputError(
+            f"output folder {folder} is in use by {owner}. Wait until it ends, or choose another "
+            "folder with --output."
+        ) from error
+    except OSError as error:
+        raise OutputError(f"cannot lock output folder {folder}: {error.strerror}.") from error
     try:
         settle(folder)
-        _sweep(folder)
+        for scrap in folder.rglob(f"{SCRAP}*"):  # of processes that were killed while writing
+            with suppress(OSError):
+                if scrap.stat().st_mtime < time.time() - OLD:
+                    scrap.unlink()
         yield folder
     finally:
-        (folder / LOCK).unlink(missing_ok=True)
-        os.close(handle)
+        note.unlink(missing_ok=True)
+        lock.release()
         with suppress(OSError):  # not empty: it holds results
             for place in made:
                 place.rmdir()
-
-
-def _lock(folder: Path) -> int:
-    import fcntl
-
-    path = folder / LOCK
-    while True:
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        except OSError as error:
-            raise OutputError(f"cannot lock output folder {folder}: {error.strerror}.") from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.read(handle, 200).decode(errors="replace").strip() or "another process"
-            os.close(handle)
-            raise OutputError(
-                f"output folder {folder} is in use by {owner}. Wait until it has ended, or choose "
-                "another folder with --output."
-            ) from error
-        with suppress(OSError):  # gone: its last holder removed it between our two calls
-            if os.stat(path).st_ino == os.fstat(handle).st_ino:
-                os.ftruncate(handle, 0)
-                os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-                return handle
-        os.close(handle)

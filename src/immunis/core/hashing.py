@@ -1,4 +1,4 @@
-"""Hashes: of a model's state, to the bit, and of everything that decides a result."""
+"""Hashes: of what decides a result, and of a model's state to the bit."""
 
 from __future__ import annotations
 
@@ -20,28 +20,19 @@ def key_of(*parts: Any) -> str:
 
 
 def state_digest(model: nn.Module) -> str:
-    """Hash of a model's whole state."""
+    """Return the hash of a model's whole state."""
     return tensors_digest(model.state_dict())
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value is of numbers, words, and lists and tables of them."""
-    if isinstance(value, Mapping):
-        return all(map(_is_plain, (*value, *value.values())))
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | int | float)
-
-
 def tensors_digest(state: Mapping[str, Any]) -> str:
-    """Hash of named tensors: names, types, shapes, and every bit."""
+    """Return the hash of named tensors: names, types, shapes, and every bit."""
     total = hashlib.sha256()
     for name, tensor in sorted(state.items()):
-        if not isinstance(tensor, Tensor):  # of a module's get_extra_state
+        if not isinstance(tensor, Tensor):  # from a module's get_extra_state
             if not _is_plain(tensor):
                 raise InputError(
-                    f"the model's state holds a {type(tensor).__name__} ({name}), which no file of "
-                    "ours can hold. Leave it out of state_dict()."
+                    f"the model's state holds a {type(tensor).__name__} ({name}), which cannot be "
+                    "saved. Leave it out of state_dict()."
                 )
             total.update(f"{name} {tensor!r}\n".encode())
             continue
@@ -49,3 +40,12 @@ def tensors_digest(state: Mapping[str, Any]) -> str:
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         total.update(raw.data)
     return total.hexdigest()
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for numbers, text, and lists and mappings of them."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, (*value, *value.values())))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)

@@ -1,8 +1,8 @@
-"""Many independent jobs: in parallel, over machines, resumable, the same results either way.
+"""Many independent jobs: in parallel, over machines, resumable, with the same results either way.
 
-A job is a function of picklable arguments that returns plain JSON values. Finished results
-are kept, one file each, in a folder; a second run with the same folder repeats none of them.
-No lock is taken: one sweep at a time in a folder (commands hold the folder above it).
+A job is a function of picklable arguments that returns plain JSON values. Finished results are
+kept in a folder, one file each, and a second run with the same folder skips them. No lock is
+taken: run one sweep at a time in a folder (commands hold the folder above it).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Job:
 
     @property
     def kind(self) -> str:
-        """The label up to its colon; jobs of a kind take about as long as each other."""
+        """The label up to its colon; jobs of a kind take about the same time."""
         return self.label.partition(":")[0]
 
 
@@ -96,36 +96,29 @@ def sweep(
     for key in jobs:
         if not _KEY.fullmatch(key):
             raise SettingsError(
-                f"job key {key!r}: expected up to 100 letters, digits, - or _, since it names a "
-                "file; key_of makes one of anything."
+                f"job key {key!r} names a file: expected up to 100 letters, digits, - or _. Use "
+                "key_of to make one."
             )
     store = None if run.folder is None else make_folder(run.folder)
     results = {} if store is None else _finished(store, jobs, lasting)
-    todo = [key for key in jobs if key not in results]
-
-    def keep(key: str, result: Any) -> None:
-        results[key] = result
-        if store is not None and lasting(result):
-            write_text(store / f"{key}.json", sealed(plain({"key": key, "result": result})))
-        run.progress(jobs[key].label, len(results) / len(jobs))
-
-    if run.workers == 1 and run.cluster is None:
-        for key in todo:
-            keep(*_run(key, jobs[key]))
-    elif run.cluster is not None:
-        for key, result in _over_ray(run.cluster, {key: jobs[key] for key in todo}):
-            keep(key, result)
+    todo = {key: job for key, job in jobs.items() if key not in results}
+    if run.cluster is not None:
+        found = _on_ray(run.cluster, todo)
     else:
-        with warnings.catch_warnings():  # a worker that grew by 300 MB, as networks do, is replaced
-            warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
-            for key, result in _over_processes(run.workers, {key: jobs[key] for key in todo}):
-                keep(key, result)
+        found = _parallel(run.workers, todo) if run.workers > 1 else map(_run, todo.items())
+    with warnings.catch_warnings():  # joblib replaces a worker that grew by 300 MB
+        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
+        for key, result in found:
+            results[key] = result
+            if store is not None and lasting(result):
+                write_text(store / f"{key}.json", sealed(plain({"key": key, "result": result})))
+            run.progress(jobs[key].label, len(results) / len(jobs))
     return {key: results[key] for key in jobs}
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run on one thread: small matrices gain nothing from more, and results depend on none."""
+    """Use one thread of torch, so that results do not depend on the number of cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -134,7 +127,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _run(key: str, job: Job) -> tuple[str, Any]:
+def _run(item: tuple[str, Job]) -> tuple[str, Any]:
+    key, job = item
     with one_thread():
         result = job.call(*job.arguments)
     try:  # through JSON and back, so that a fresh result equals one read from its file
@@ -149,49 +143,50 @@ def _run(key: str, job: Job) -> tuple[str, Any]:
 def _finished(
     store: Path, jobs: Mapping[str, Job], lasting: Callable[[Any], bool]
 ) -> dict[str, Any]:
-    """Results kept earlier; what is damaged (which is said) or not lasting is run again."""
+    """Return the lasting results of an earlier sweep; warn of damaged ones."""
     found = {}
     for key in jobs:
         path = store / f"{key}.json"
-        if path.exists():
-            try:
-                values = unsealed(path, "finished job")
-            except InputError as error:
-                warnings.warn(f"{error} It is run again.", stacklevel=3)
-                continue
-            result = special(values.get("result"))
+        if not path.exists():
+            continue
+        try:
+            values = unsealed(path, "finished job")
             if values.get("key") != key:
-                warnings.warn(f"{path} is of another job. It is run again.", stacklevel=3)
-            elif lasting(result):
-                found[key] = result
+                raise InputError(f"{path} belongs to another job.")
+        except InputError as error:
+            warnings.warn(f"{error} The job runs again.", stacklevel=3)
+            continue
+        result = special(values.get("result"))
+        if lasting(result):
+            found[key] = result
     return found
 
 
-def _over_processes(workers: int, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
+def _parallel(workers: int, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
     """Run jobs in processes of this machine."""
     from joblib import Parallel, delayed
 
-    pool = Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
-    yield from pool(delayed(_run)(key, job) for key, job in jobs.items())
+    pool = Parallel(workers, return_as="generator_unordered", batch_size=1)
+    yield from pool(delayed(_run)(item) for item in jobs.items())
 
 
-def _over_ray(address: str, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
-    """Run jobs on a Ray cluster, one core each, a few more in flight than there are cores."""
+def _on_ray(address: str, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
+    """Run jobs on a Ray cluster, one core each, two in flight for each core.
+
+    Plain tasks run again when their machine is lost, and each result arrives when it is done.
+    ``ray.util.joblib`` has neither: it returns all results at the end.
+    """
     try:
         import ray
     except ImportError as error:
-        raise SettingsError("a cluster needs the extra: pip install immunis[cluster]") from error
+        raise SettingsError("--cluster needs Ray: pip install immunis[cluster]") from error
     if not ray.is_initialized():
         local = address == "local"
         ray.init(None if local else address, include_dashboard=False, log_to_driver=False)
-    remote = ray.remote(num_cpus=1)(_run)
-    flying: list[Any] = []
-    room = 2 * int(ray.cluster_resources().get("CPU", 1))
-    waiting = iter(jobs.items())
-    while True:
-        for key, job in itertools.islice(waiting, room - len(flying)):
-            flying.append(remote.remote(key, job))
-        if not flying:
-            return
+    task, waiting = ray.remote(num_cpus=1)(_run), iter(jobs.items())
+    most = 2 * int(ray.cluster_resources().get("CPU", 1))
+    flying = [task.remote(item) for item in itertools.islice(waiting, most)]
+    while flying:
         landed, flying = ray.wait(flying)
+        flying += [task.remote(item) for item in itertools.islice(waiting, 1)]
         yield ray.get(landed[0])

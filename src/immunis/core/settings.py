@@ -1,9 +1,10 @@
-"""Checks that a setting is of the type its declaration asks for."""
+"""Checks that a setting has the type and the range that its declaration asks for."""
 
 from __future__ import annotations
 
 import math
 import numbers
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
@@ -12,53 +13,44 @@ from immunis.core.errors import SettingsError, unknown
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value (as TOML or a caller gives it) is of a declared type.
+    """Return True if a value, as TOML or a caller gives it, has a declared type.
 
-    An integer passes as a float, a boolean never as a number.
+    An integer passes as a float. A boolean never passes as a number.
 
     >>> fits(3, float), fits(True, int), fits([1, 2], Sequence[int]), fits(None, int | None)
     (True, False, True, True)
     """
     origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
     if origin in (Union, types.UnionType):
         return any(fits(value, part) for part in inner)
     if origin is Literal:
         return value in inner
     if origin is not None and issubclass(origin, Sequence):
         return isinstance(value, list | tuple) and all(fits(item, inner[0]) for item in value)
-    if hint is None or hint is type(None):
-        return value is None
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint) if isinstance(hint, type) else True
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
 
 
 def check(values: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> None:
-    """Refuse unknown keys, with a suggestion, and values of another type.
-
-    Raises:
-        SettingsError: naming the key, what came and what was expected.
-    """
+    """Raise ``SettingsError`` for an unknown key, with a suggestion, or a value of another type."""
     for key, value in values.items():
         if key not in hints:
             raise unknown(f"setting of {where}", key, hints)
-        if not fits(value, hints[key]) and get_origin(hints[key]) is Literal:
-            raise unknown(f"{key} of {where}", str(value), get_args(hints[key]))
-        if not fits(value, hints[key]):
-            wanted = getattr(hints[key], "__name__", str(hints[key])).replace("typing.", "")
-            if get_origin(hints[key]) is not None:
-                wanted = str(hints[key]).replace("typing.", "").replace("collections.abc.", "")
-            raise SettingsError(
-                f"{where}: {key}={value!r} is of type {type(value).__name__}; expected {wanted}."
-            )
+        hint = hints[key]
+        if fits(value, hint):
+            continue
+        if get_origin(hint) is Literal:
+            raise unknown(f"{key} of {where}", str(value), get_args(hint))
+        wanted = hint.__name__ if isinstance(hint, type) else str(hint)
+        wanted = re.sub(r"\b(typing|collections\.abc)\.", "", wanted)
+        raise SettingsError(
+            f"{where}: {key}={value!r} is of type {type(value).__name__}; expected {wanted}."
+        )
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Names under which two mappings hold different values, or of which one holds none.
+    """Return the names whose values differ, or that only one of two mappings has.
 
     >>> differing({"rate": 1, "steps": 2}, {"rate": 1, "seed": 0})
     ['seed', 'steps']
@@ -67,10 +59,7 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def whole(value: Any, name: str, least: int = 0, most: int = 2**31 - 1) -> int:
-    """Return a whole number (of Python or NumPy) as an int.
-
-    Raises:
-        SettingsError: for booleans, fractions, text, or a number out of range.
+    """Return a whole number (of Python or NumPy) as an int, or raise ``SettingsError``.
 
     >>> whole(3, "steps")
     3

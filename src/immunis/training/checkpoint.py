@@ -24,9 +24,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from immunis.core.distributed import note_checkpoint, rank
+from immunis.core.distributed import rank
 from immunis.core.errors import InputError
 from immunis.core.files import check_stored, make_folder, write_bytes
+from immunis.core.lost_process import note_checkpoint
 from immunis.core.settings import differing
 from immunis.models.weights import versioned
 

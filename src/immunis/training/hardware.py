@@ -11,8 +11,8 @@ from typing import Any, Literal, get_type_hints
 
 import torch
 
-from immunis.core.distributed import leave, watch
 from immunis.core.errors import SettingsError
+from immunis.core.lost_process import leave_processes, watch_processes
 from immunis.core.settings import check, require
 
 CLI_USED = "LT_CLI_USED"  # ``fabric run`` sets it, and these for its options
@@ -91,7 +91,7 @@ class Hardware:
         if strategy == "ddp":  # buffers are equal everywhere: frozen, or averaged by the loop
             strategy = DDPStrategy(broadcast_buffers=False)
         if self.devices * self.nodes > 1:
-            watch()
+            watch_processes()
         try:
             with _without(CLI_USED, *CLI):  # Fabric would compare them with its arguments
                 fabric = Fabric(
@@ -102,7 +102,7 @@ class Hardware:
                     precision=self.precision,
                 )
                 fabric.launch()
-            atexit.register(leave)  # before the interpreter closes sockets
+            atexit.register(leave_processes)  # before the interpreter closes sockets
         except (ValueError, RuntimeError) as error:  # Fabric says what is missing
             raise SettingsError(f"{self}: {error}") from error
         return fabric

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from immunis.core.distributed import note_checkpoint, rank, summed
+from immunis.core.distributed import rank, summed
 from immunis.core.errors import NumericalError
+from immunis.core.lost_process import note_checkpoint
 from immunis.training import checkpoint as checkpoints
 from immunis.training.run import Run
 from immunis.training.selection import merit

@@ -16,10 +16,11 @@ from typing import Any
 
 from torch import nn
 
-from immunis.core.distributed import apart, rank, together, world
+from immunis.core.distributed import differing_across_processes, rank, world
 from immunis.core.errors import InputError, NumericalError, SettingsError
 from immunis.core.files import make_folder
 from immunis.core.hashing import state_digest
+from immunis.core.lost_process import report_lost_process
 from immunis.data.task import Task
 from immunis.models.cut import Cut
 from immunis.models.weights import versioned
@@ -59,7 +60,7 @@ class Fit:
     notes: list[str] = field(default_factory=list)
 
 
-@together()
+@report_lost_process()
 def fit(
     cut: Cut,
     objective: Objective,
@@ -107,7 +108,7 @@ def fit(
     path = None if folder is None else make_folder(folder)
     fingerprint = _fingerprint(cut, primary, harmful, training, seed, identity)
     counts = {f"classes of {task.name}": task.outputs for task in run.tasks}
-    if differ := apart({**fingerprint, **counts}):
+    if differ := differing_across_processes({**fingerprint, **counts}):
         raise InputError(
             f"the processes of this run differ in: {', '.join(differ)}. Give all of them the same "
             "model, settings and data; each takes its own share of the rows."
