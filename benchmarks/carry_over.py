@@ -23,7 +23,7 @@ from immunis.data.task import Task
 from immunis.methods import get_method
 from immunis.models.find_head import cut
 from immunis.recipes import load_recipe
-from immunis.theory.metrics import score
+from immunis.theory.scores import answers, score
 from immunis.training.loop import fit
 from immunis.training.objective import supervised_only
 from immunis.training.selection import crossed
@@ -62,7 +62,7 @@ def read(model: nn.Module, defender: Task, attacker: Task, primary: Task) -> dic
     return {
         "own": crossed(of(defender), "classification", defender.outputs),
         "attacker": crossed(of(attacker), "classification", attacker.outputs),
-        "primary": score(model, primary),
+        "primary": score(*answers(model, primary), primary.kind),
     }
 
 

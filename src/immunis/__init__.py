@@ -15,17 +15,16 @@ from immunis.core.records import Record
 from immunis.core.version import __version__
 from immunis.data.task import Task
 from immunis.methods.immunize import Immunized, immunize
-from immunis.theory.extremes import Extremes, extremes
+from immunis.theory.descent import norm_ratio_curve
 from immunis.theory.gram import Gram, gram
 from immunis.theory.measure import Measurement, measure
-from immunis.theory.metrics import norm_ratio_curve, relative_immunization_ratio
 from immunis.theory.preconditioned import PreconditionedLinear
-from immunis.theory.spectrum import Spectrum, condition_number_interval, reference_condition_number
+from immunis.theory.rir import relative_immunization_ratio
+from immunis.theory.spectrum import Spectrum, reference_condition_number
 
 __all__ = [
     "Audit",
     "Effort",
-    "Extremes",
     "Gram",
     "ImmunisError",
     "Immunized",
@@ -43,8 +42,6 @@ __all__ = [
     "Task",
     "__version__",
     "audit",
-    "condition_number_interval",
-    "extremes",
     "gram",
     "immunize",
     "measure",

@@ -25,14 +25,14 @@ from immunis.attacks.contract import (
     count_flops,
 )
 from immunis.attacks.preprocess import in_basis, lengths
-from immunis.attacks.probes.kernel import RIDGES, cross_validated
+from immunis.attacks.probes.kernel import RIDGES
 from immunis.attacks.probes.logistic import logistic
 from immunis.attacks.search import grid, search
 from immunis.models.find_head import cut
 from immunis.models.zoo import untrained
 from immunis.theory.feature_maps import unit_rows
 from immunis.theory.gram import gram_of
-from immunis.theory.ridge import ridge_probe
+from immunis.theory.ridge import cross_validated_ridge, ridge_probe
 from immunis.theory.scores import score
 
 F = torch.float64
@@ -211,7 +211,7 @@ def test_the_kernels_damping_has_the_least_generalised_cross_validation_error(no
         hat = centred @ np.linalg.solve(centred.T @ centred + damping, centred.T)
         return np.sum((targets - hat @ targets) ** 2) / (1 - (1 + np.trace(hat)) / 60) ** 2
 
-    found = cross_validated(gram_of(torch.from_numpy(z), torch.from_numpy(y)))
+    found = cross_validated_ridge(gram_of(torch.from_numpy(z), torch.from_numpy(y)), RIDGES)
     assert found == min(RIDGES, key=error)
 
 

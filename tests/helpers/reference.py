@@ -51,6 +51,16 @@ def paper_ill_interval(sigma: Tensor) -> float:
     return gap**2 / denominator if denominator > 0 else float("inf")
 
 
+def eigenvalues_after_ill_step(sigma: Tensor, step: float) -> Tensor:
+    """``σᵢ(1 + 2rσᵢ/k)²``, ``r = η·R_ill²``; the m smallest: ``σ_k(1 − 2r(1/m − 1/k)σ_k)²``."""
+    k, low = len(sigma), sigma <= sigma[-1] * (1 + 1e-12)
+    if bool(low.all()):
+        return sigma
+    gap = ((sigma - sigma[-1]) * (sigma + sigma[-1])).mean() / 2
+    slope = (low.to(sigma) / int(low.sum()) - 1 / k) / gap**2
+    return sigma * (1 - 2 * step * slope * sigma) ** 2
+
+
 def paper_singular_values(theta: Tensor, gram: Tensor) -> Tensor:
     """Proposition 3.2's formula for the singular values of θᵀKθ."""
     u, s, _ = torch.linalg.svd(theta)

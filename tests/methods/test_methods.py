@@ -27,8 +27,8 @@ from immunis.methods.condition import MULTIPLES, STEP_SIZES, batches
 from immunis.methods.erase import eraser
 from immunis.methods.imma import Settings as ImmaSettings
 from immunis.methods.imma import attacked, l2_loss
-from immunis.theory.guarantees import ceiling
-from immunis.theory.metrics import as_extractor
+from immunis.theory.frontier import ceiling
+from immunis.theory.gram import as_extractor
 from immunis.theory.rho import rho_of_gram
 
 F = torch.float64

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from helpers import reference
 from immunis import InputError, Task, gram
-from immunis.theory.gram import gram_of
+from immunis.theory.gram import as_extractor, gram_of
 
 module = importlib.import_module("immunis.theory.gram")
 
@@ -109,3 +110,12 @@ def test_loader_and_tensor_agree():
     torch.testing.assert_close(gram(Task(loader)).matrix(), gram(Task((x, y))).matrix())
     for source in (x, x.numpy(), loader, TensorDataset(x, y)):
         torch.testing.assert_close(gram(source).matrix(), gram(Task((x, y))).matrix())
+
+
+def test_extractors_are_checked():
+    with pytest.raises(InputError, match="training mode"):
+        as_extractor(reference.PlainNet(5, 3))
+    with pytest.raises(InputError, match="nn.Module"):
+        as_extractor("model")
+    x = torch.randn(3, 2)
+    assert torch.equal(as_extractor(None)(x), x)

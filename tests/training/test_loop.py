@@ -36,14 +36,14 @@ from immunis.models.find_head import cut
 from immunis.models.weights import load_weights
 from immunis.theory.gram import gram_of
 from immunis.theory.rho import recalled, rho, rho_of_gram
-from immunis.theory.ridge import ridge_probe
+from immunis.theory.ridge import ridge_path, ridge_probe
 from immunis.training import checkpoint as checkpoints
 from immunis.training.hardware import Hardware
 from immunis.training.heldout import HeldOut
 from immunis.training.loop import fit
 from immunis.training.objective import SUPERVISED, Objective, View, supervised_only
 from immunis.training.run import Run
-from immunis.training.selection import RIDGES, crossed, doubts, merit, read_by_probes, ridge_answers
+from immunis.training.selection import RIDGES, crossed, doubts, merit, read_by_probes
 from immunis.training.settings import Training
 
 DEEP = [name for name, method in METHODS.items() if method.objective is not None]
@@ -472,7 +472,7 @@ def test_the_judge_asks_only_probes_that_have_not_seen_the_row(rows):
 def test_the_judges_probes_are_those_of_the_ridge_attack(shape):
     torch.manual_seed(0)
     z, y, new = (torch.randn(*s).double() for s in (shape, (shape[0], 2), (4, shape[1])))
-    for ridge, answers in zip(RIDGES, ridge_answers(z, y, new), strict=True):
+    for ridge, answers in zip(RIDGES, ridge_path(z, y, new, RIDGES), strict=True):
         weights, bias = ridge_probe(gram_of(z, y), ridge)
         torch.testing.assert_close(answers, new @ weights + bias, rtol=1e-6, atol=1e-8)
 

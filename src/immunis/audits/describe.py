@@ -16,13 +16,13 @@ from immunis.core.errors import RankWarning
 from immunis.data.loader import PER_DIMENSION, SAMPLES, spread
 from immunis.data.task import Task, target_matrix
 from immunis.models.cut import Cut
+from immunis.theory.frontier import ceiling
 from immunis.theory.gram import Gram, gram_of
-from immunis.theory.guarantees import ceiling
 from immunis.theory.measure import spectrum_outline
-from immunis.theory.metrics import class_scores
 from immunis.theory.rho import rho_of_gram
 from immunis.theory.ridge import ridge_probe
-from immunis.theory.scores import score
+from immunis.theory.rir import rir
+from immunis.theory.scores import class_scores, score
 from immunis.theory.spectrum import Spectrum
 
 BROKEN = 0.1  # share of the original's primary score above chance below which a model is broken
@@ -82,9 +82,10 @@ def describe(
     merged = {name: _merged([rows[name, i] for i in range(len(of))]) for name, of in cuts.items()}
     base = merged[original]
     for row in (*merged.values(), *rows.values()):
-        row["rir"] = (row["kappa_harmful"] / base["kappa_harmful"]) / (
-            row["kappa_primary"] / base["kappa_primary"]
-        )
+        row["rir"] = rir(
+            primary=(base["kappa_primary"], row["kappa_primary"]),
+            harmful=(base["kappa_harmful"], row["kappa_harmful"]),
+        ).value
         bar = chance + BROKEN * (base["primary"] - chance) if base["primary"] is not None else None
         row["broken"] = bar is not None and row["primary"] <= bar
     for name, of in cuts.items():

@@ -18,6 +18,7 @@ from immunis.data.task import Task
 from immunis.models.cut import Cut
 from immunis.theory.gram import Gram
 from immunis.theory.regularizers import linear_hessian
+from immunis.theory.rir import rir
 from immunis.theory.spectrum import quiet_spectrum, relative_cutoff
 from immunis.training.objective import Objective
 
@@ -102,7 +103,8 @@ class LinearProblem:
         κ over the directions that remain would flatter θ.
         """
         primary, harmful = self.kappas(theta)
-        return 0.0 if math.inf in (primary, harmful) else harmful / primary
+        ratio = rir(primary=(1.0, primary), harmful=(1.0, harmful))
+        return 0.0 if math.inf in (primary, harmful) else ratio.value
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from immunis.core.progress import silent
 from immunis.core.settings import require, require_least
 from immunis.methods.base import Best, Descent, LinearProblem, Method, Solution, descend
 from immunis.models.cut import Cut
-from immunis.theory.guarantees import certified_ill_step, certified_well_factors
 from immunis.theory.regularizers import (
     feature_hessian,
     linear_hessian,
@@ -39,6 +38,7 @@ from immunis.theory.regularizers import (
     r_well_gradient,
 )
 from immunis.theory.spectrum import eigh
+from immunis.theory.steps import certified_ill_step, certified_well_factors
 from immunis.training.objective import SUPERVISED, Objective
 
 MULTIPLES = (1, 2, 3, 5)

@@ -8,7 +8,7 @@ import torch
 
 from immunis.core.settings import require_least
 from immunis.methods.base import LinearProblem, Method, Solution
-from immunis.theory.guarantees import damped, frontier, whiten
+from immunis.theory.frontier import damped, frontier, whiten
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from immunis.methods.network import NetworkRun, defend
 from immunis.models.cut import Cut, Joined
 from immunis.models.find_head import cut
 from immunis.models.heads import checked_head, compensated_head, invertible, least_squares_head
-from immunis.theory.measure import paired_grams
-from immunis.theory.metrics import as_extractor, check_pair
+from immunis.theory.gram import as_extractor, check_pair, paired_grams
 from immunis.theory.scale import answer
 from immunis.training.hardware import Hardware
 from immunis.training.settings import Training

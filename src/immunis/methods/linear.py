@@ -6,22 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from immunis.core.records import Record
 from immunis.data.task import Task
-from immunis.theory.gram import gram
-from immunis.theory.guarantees import ceiling
-from immunis.theory.measure import data_figures, paired_grams, spectrum_figures
-from immunis.theory.metrics import (
-    RelativeImmunizationRatio,
-    as_extractor,
-    class_scores,
-    relative_immunization_ratio,
-    score,
-)
+from immunis.theory.frontier import ceiling
+from immunis.theory.gram import as_extractor, gram, paired_grams
+from immunis.theory.measure import data_figures, spectrum_figures
 from immunis.theory.rho import rho_of_gram
+from immunis.theory.rir import relative_immunization_ratio
+from immunis.theory.scores import answers, class_scores, score
 
 
 @dataclass(frozen=True)
@@ -47,28 +41,30 @@ class LinearRun:
         old, new = as_extractor(self.model), as_extractor(self.layer)
         change = relative_immunization_ratio(self.layer, primary, harmful, reference=self.model)
         inputs = relative_immunization_ratio(self.layer, primary, harmful)
+        scores = {
+            "before": _scores(old, self.old_head, primary),
+            "after": _scores(new, self.new_head, primary),
+        }
         affine = isinstance(self.model, nn.Linear) and self.model.bias is not None
         return Record(
             kind="immunize",
             name=f"{primary.name} / {harmful.name}: {self.method}",
             figures={
-                "rir": _ratio_figures(change),
+                "rir": change.figures,
                 "ceiling": ceiling(*paired_grams(primary, harmful, old)),
-                "rir_against_inputs": _ratio_figures(inputs),
+                "rir_against_inputs": inputs.figures,
                 # an affine extractor is not bounded by what linear maps of the inputs can do
                 "ceiling_against_inputs": (
                     None if affine else ceiling(*paired_grams(primary, harmful))
                 ),
                 "rho": {"before": _rho(harmful, old), "after": _rho(harmful, new)},
                 "primary_score": {
-                    "before": _score(old, self.old_head, primary),
-                    "after": _score(new, self.new_head, primary),
+                    **{when: found[0] for when, found in scores.items()},
                     "split": "test" if primary.test else "train",
                 },
                 "per_class": {
                     "classes": primary.class_names,
-                    "before": _class_scores(old, self.old_head, primary),
-                    "after": _class_scores(new, self.new_head, primary),
+                    **{when: found[1] for when, found in scores.items()},
                 },
                 "exact_head": self.exact,
                 "spectra": {
@@ -84,30 +80,18 @@ class LinearRun:
         )
 
 
-def _ratio_figures(ratio: RelativeImmunizationRatio) -> dict[str, float]:
-    return {"harmful": ratio.harmful, "primary": ratio.primary, "value": ratio.value}
-
-
 def _rho(task: Task, extractor: Callable[[Tensor], Tensor]) -> float | None:
     """ρ of the task's labels; None where they are constant."""
     moments = gram(task, extractor)
     return rho_of_gram(moments) if float(moments.target_scatter.trace()) > 0 else None
 
 
-def _score(extractor: Callable[[Tensor], Tensor], head: nn.Linear, task: Task) -> float | None:
-    """Accuracy or R² of a head; None for a single class, where it would always be right."""
-    if task.kind == "classification" and task.outputs < 2:
-        return None
-    return score(lambda inputs: head(extractor(inputs).to(head.weight)), task)
-
-
-def _class_scores(
+def _scores(
     extractor: Callable[[Tensor], Tensor], head: nn.Linear, task: Task
-) -> list[float]:
-    """Accuracy on each class; empty for regression."""
+) -> tuple[float | None, list[float]]:
+    """Score of a head (None for a single class, which is always right), and accuracy by class."""
+    found, labels = answers(lambda inputs: head(extractor(inputs).to(head.weight)), task)
     if task.kind == "regression":
-        return []
-    split = task.test or task.train
-    pairs = [(head(extractor(x).to(head.weight)).argmax(1), y) for x, y in split.batches()]
-    guesses, labels = (torch.cat(column) for column in zip(*pairs, strict=True))
-    return class_scores(guesses, task.positions(labels), task.outputs)
+        return score(found, labels, task.kind), []
+    by_class = class_scores(found.argmax(1), labels, task.outputs)
+    return score(found, labels, task.kind) if task.outputs > 1 else None, by_class

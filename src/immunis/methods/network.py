@@ -23,11 +23,11 @@ from immunis.methods import get_method
 from immunis.models.cut import Cut, logits_of, run_model
 from immunis.models.find_head import cut
 from immunis.models.stages import feeds, parameters_below
-from immunis.theory.gram import Gram, gram_of
+from immunis.theory.gram import Gram, check_pair, gram_of
 from immunis.theory.measure import data_figures, spectrum_figures
-from immunis.theory.metrics import check_pair, class_scores
 from immunis.theory.rho import rho_of_gram
-from immunis.theory.scores import score
+from immunis.theory.rir import rir
+from immunis.theory.scores import class_scores, score
 from immunis.theory.spectrum import quiet_spectrum
 from immunis.training.hardware import Hardware, hardware_of
 from immunis.training.loop import Fit, fit
@@ -66,15 +66,15 @@ class NetworkRun:
             role: {when: quiet_spectrum(pair[index]) for when, pair in moments.items()}
             for index, role in enumerate(("primary", "harmful"))
         }
-        factors = {
-            role: pair["after"].condition_number / pair["before"].condition_number
+        kappas = {
+            role: (pair["before"].condition_number, pair["after"].condition_number)
             for role, pair in spectra.items()
         }
         return Record(
             kind="immunize",
             name=f"{primary.name} / {harmful.name}: {self.settings['method']}",
             figures={
-                "rir": {**factors, "value": factors["harmful"] / factors["primary"]},
+                "rir": rir(**kappas).figures,
                 "ceiling": None,  # known for linear extractors only
                 "rir_against_inputs": None,
                 "ceiling_against_inputs": None,

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from immunis.core.errors import InputError
 from immunis.data.task import Task
 from immunis.theory.gram import Gram
-from immunis.theory.spectrum import eigh, relative_cutoff
+from immunis.theory.ridge import ridge_weights
+from immunis.theory.spectrum import relative_cutoff
 
 
 def invertible(matrix: Tensor) -> bool:
@@ -27,7 +28,7 @@ def _linear(weights: Tensor, bias: Tensor) -> nn.Linear:
 
 def least_squares_head(features: Gram) -> nn.Linear:
     """The primary head that minimises squared error on the original features."""
-    weights = _pseudo_inverse(features) @ features.cross_scatter
+    weights = _least_squares(features, features.cross_scatter)
     return _linear(weights, features.target_mean - features.mean @ weights)
 
 
@@ -46,10 +47,9 @@ def checked_head(head: nn.Linear, theta: Tensor, primary: Task) -> nn.Linear:
     return _linear(weights, bias.to("cpu", torch.float64))
 
 
-def _pseudo_inverse(features: Gram) -> Tensor:
-    values, vectors = eigh(features.scatter)
-    keep = values > values[0] * relative_cutoff(features.dimension, features.epsilon)
-    return vectors[:, keep] / values[keep] @ vectors[:, keep].T
+def _least_squares(features: Gram, cross: Tensor) -> Tensor:
+    share = relative_cutoff(features.dimension, features.epsilon)
+    return ridge_weights(features.scatter, cross, 0.0, share)
 
 
 def compensated_head(head: nn.Linear, change: Tensor, features: Gram) -> tuple[nn.Linear, bool]:
@@ -61,6 +61,6 @@ def compensated_head(head: nn.Linear, change: Tensor, features: Gram) -> tuple[n
     if invertible(change):
         return _linear(torch.linalg.solve(change, weights), bias), True
     new = features.transform(change)
-    fitted = _pseudo_inverse(new) @ (change.T @ features.scatter @ weights)
+    fitted = _least_squares(new, change.T @ features.scatter @ weights)
     shift = features.mean @ weights - new.mean @ fitted
     return _linear(fitted, bias + shift), False

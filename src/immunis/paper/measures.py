@@ -17,10 +17,11 @@ from torch import Tensor
 
 from immunis.core.errors import NumericalError, RankWarning
 from immunis.data.task import Task
-from immunis.theory.gram import Gram, gram, symmetric
-from immunis.theory.guarantees import ceiling, whiten
+from immunis.theory.descent import norm_ratio_curve
+from immunis.theory.frontier import ceiling, whiten
+from immunis.theory.gram import Gram, as_extractor, gram, symmetric
 from immunis.theory.measure import RIDGE
-from immunis.theory.metrics import as_extractor, norm_ratio_curve
+from immunis.theory.rir import rir
 from immunis.theory.spectrum import Spectrum, eigh, quiet_spectrum, reference_condition_number
 
 
@@ -64,16 +65,18 @@ class Side:
             "samples": self.gram.samples,
         }
 
-    def changes(self, theta: Tensor) -> tuple[float, float]:
-        """``κ(θᵀKθ)/κ(K)``: released, honest."""
+    def kappas(self, theta: Tensor) -> dict[str, tuple[float, float]]:
+        """Return κ(K) and κ(θᵀKθ): released, honest."""
         root = theta.T @ self.factor  # θᵀKθ = root·rootᵀ, and root has twice the digits
         sigma = torch.linalg.svdvals(root)
         if not float(sigma[-1]) > 0:
             raise NumericalError("θ is singular on a task's own directions: κ is infinite.")
-        return (
-            reference_condition_number(symmetric(root @ root.T)) / self.released,
-            float(sigma[0] / sigma[-1]) ** 2 / self.spectrum.condition_number,
-        )
+        released = reference_condition_number(symmetric(root @ root.T))
+        honest = float(sigma[0] / sigma[-1]) ** 2
+        return {
+            "released": (self.released, released),
+            "honest": (self.spectrum.condition_number, honest),
+        }
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,11 @@ class Pair:
 
     def ratios(self, theta: Tensor) -> dict[str, dict[str, float]]:
         """Factors (i) and (ii) and RIR of θ against the inputs, under both κ (paper, eq. 9)."""
-        harmful, primary = self.harmful.changes(theta), self.primary.changes(theta)
+        harmful, primary = self.harmful.kappas(theta), self.primary.kappas(theta)
+        found = {kind: rir(primary=primary[kind], harmful=harmful[kind]) for kind in harmful}
         return {
-            kind: {"harmful": h, "primary": p, "rir": h / p}
-            for kind, h, p in zip(("released", "honest"), harmful, primary, strict=True)
+            kind: {"harmful": ratio.harmful, "primary": ratio.primary, "rir": ratio.value}
+            for kind, ratio in found.items()
         }
 
 

@@ -18,17 +18,13 @@ from immunis.core.thinning import log_steps
 from immunis.data.sources import Tasks, digits
 from immunis.methods import METHODS
 from immunis.methods.immunize import immunize
-from immunis.theory.descent import line_search
-from immunis.theory.gram import gram
+from immunis.theory.descent import line_search, norm_ratio_curve
+from immunis.theory.gram import as_extractor, gram
 from immunis.theory.measure import data_figures, measure, spectrum_figures
-from immunis.theory.metrics import (
-    as_extractor,
-    norm_ratio_curve,
-    relative_immunization_ratio,
-    score,
-)
 from immunis.theory.rho import rho_of_gram
 from immunis.theory.ridge import ridge_probe
+from immunis.theory.rir import relative_immunization_ratio
+from immunis.theory.scores import answers, score
 
 STEPS = (10, 100, 1000)
 CURVE = log_steps(STEPS[-1])
@@ -46,7 +42,8 @@ def probe(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
     moments = gram(tasks.attacker, extract)
 
     def accuracy(weights: Tensor, bias: Tensor | float = 0.0) -> float:
-        return score(lambda inputs: extract(inputs) @ weights + bias, tasks.attacker)
+        found = answers(lambda inputs: extract(inputs) @ weights + bias, tasks.attacker)
+        return score(*found, tasks.attacker.kind)
 
     path = itertools.islice(line_search(moments.matrix(), moments.cross()), max(STEPS) + 1)
     return {
@@ -62,7 +59,7 @@ def figures(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
     ratio = relative_immunization_ratio(model, tasks.primary, tasks.harmful)
     extract = as_extractor(model)
     return {
-        "rir": {"harmful": ratio.harmful, "primary": ratio.primary, "value": ratio.value},
+        "rir": ratio.figures,
         "spectra": {name: spectrum_figures(pair[1]) for name, pair in ratio.spectra.items()},
         "rho": {
             "defender": rho_of_gram(gram(tasks.harmful, extract)),

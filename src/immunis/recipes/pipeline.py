@@ -34,8 +34,8 @@ from immunis.models.find_head import cut
 from immunis.models.weights import load_weights
 from immunis.recipes import Recipe
 from immunis.report.export import weights
+from immunis.theory.gram import check_pair
 from immunis.theory.measure import Measurement, measure, measured
-from immunis.theory.metrics import check_pair
 from immunis.training import checkpoint as checkpoints
 from immunis.training.hardware import Hardware, device_of
 from immunis.training.loop import fit

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from immunis.core.errors import InputError
+from immunis.core.settings import whole
+from immunis.theory.gram import Gram
 from immunis.theory.scale import unit
+from immunis.theory.spectrum import Spectrum, eigh
 
 
 def line_search(hessian: Tensor, cross: Tensor, start: Tensor | None = None) -> Iterator[Tensor]:
@@ -33,3 +38,28 @@ def line_search(hessian: Tensor, cross: Tensor, start: Tensor | None = None) -> 
         curvature = float((way * (hessian @ way)).sum())
         if curvature > 0:  # at the optimum the gradient is zero and w stays
             w = w - float(way.square().sum()) / curvature * gradient
+
+
+def norm_ratio_curve(moments: Gram, steps: int = 100) -> Tensor:
+    """``‖w_t − w*‖²/‖w₀ − w*‖²`` of probing by exact line search, t = 0..steps (paper, eq. 10).
+
+    Starts at w₀ = 0; w* is the least-squares solution of smallest norm, so directions that
+    no data reaches do not count.
+
+    Args:
+        moments: of the probed features and their targets, from ``gram(task, extractor)``.
+        steps: number of descent steps T; the curve has T + 1 values, the first is 1.
+    """
+    steps = whole(steps, "steps")
+    if not moments.cross().shape[1]:
+        raise InputError("the moments hold no targets; a norm ratio needs some: gram(task).")
+    hessian, cross = unit(moments.matrix())[0], unit(moments.cross())[0]  # the ratio has no unit
+    values, vectors = eigh(hessian)
+    spectrum = Spectrum.of(moments)
+    kept, cross = values[: spectrum.rank], vectors[:, : spectrum.rank].T @ cross
+    optimum, _ = unit(cross / kept[:, None])  # in coordinates of the directions that data reaches
+    size = optimum.square().sum()
+    if not float(size) > 0:
+        raise InputError("the targets are orthogonal to every feature: probing starts at its end.")
+    path = itertools.islice(line_search(torch.diag(kept), optimum * kept[:, None]), steps + 1)
+    return torch.stack([(w - optimum).square().sum() / size for w in path])

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from immunis.core.errors import InputError, NumericalError
 from immunis.data.checks import EPS64, as_tensor, epsilon_of
@@ -22,6 +22,7 @@ from immunis.data.split import Split
 from immunis.data.task import Task
 from immunis.theory.scale import answer, real, unit
 
+Extractor = Callable[[Tensor], Tensor]
 CHUNK_BYTES = 1 << 25
 LARGEST_FEATURE = 1e140  # beyond this (or below its inverse) squares and their ratios leave float64
 
@@ -239,7 +240,7 @@ def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
     return total
 
 
-def gram(source: Any, extractor: Callable[[Tensor], Tensor] | None = None) -> Gram:
+def gram(source: Any, extractor: Extractor | None = None) -> Gram:
     """Stream a task's training data, or any other data, into its moments.
 
     Args:
@@ -275,3 +276,70 @@ def gram(source: Any, extractor: Callable[[Tensor], Tensor] | None = None) -> Gr
     if task is not None:
         total.epsilon = max(total.epsilon, task.epsilon)
     return total
+
+
+def as_extractor(model: nn.Module | Tensor | None) -> Extractor:
+    """Return the feature map of a model, of a matrix θ (``x ↦ xᵀθ``), or the identity.
+
+    A linear layer is applied in float64; any other module in the dtype of its parameters,
+    in evaluation mode and without gradients.
+    """
+    if model is None:
+        return lambda inputs: inputs
+    if isinstance(model, Tensor | nn.Linear):
+        weight = real(model).detach().T if isinstance(model, Tensor) else model.weight.detach()
+        offset = None if isinstance(model, Tensor) else model.bias
+        weight = weight.to("cpu", torch.float64)
+        bias = None if offset is None else offset.detach().to("cpu", torch.float64)
+
+        def linear(inputs: Tensor) -> Tensor:
+            if inputs.ndim != 2 or inputs.shape[1] != weight.shape[1]:
+                raise InputError(
+                    f"the extractor reads {weight.shape[1]} features, but the inputs have shape "
+                    f"{tuple(inputs.shape[1:])} per sample."
+                )
+            return nn.functional.linear(inputs.to(torch.float64), weight, bias)
+
+        return linear
+    if isinstance(model, nn.Module):
+        if model.training:
+            raise InputError("the model is in training mode; call model.eval() first.")
+        parameter = next(model.parameters(), torch.zeros(()))
+
+        @torch.no_grad()
+        def extract(inputs: Tensor) -> Tensor:
+            return model(inputs.to(parameter.device, parameter.dtype))
+
+        return extract
+    raise InputError(f"expected a matrix θ or an nn.Module, got {type(model).__name__}.")
+
+
+def check_pair(primary: Task, harmful: Task) -> None:
+    """Refuse what one extractor cannot read together."""
+    for task in (primary, harmful):
+        if not isinstance(task, Task):
+            raise InputError(
+                f"expected a Task, got {type(task).__name__}; wrap data as Task(train=(X, y))."
+            )
+    if primary.input_shape != harmful.input_shape:
+        raise InputError(
+            f"{primary.name} inputs have shape {primary.input_shape} per sample, {harmful.name} "
+            f"inputs {harmful.input_shape}; one extractor must read both."
+        )
+
+
+def paired_grams(
+    primary: Task, harmful: Task, extractor: Extractor | None = None
+) -> tuple[Gram, Gram]:
+    """Stream both tasks into moments, refusing pairs that cannot be compared."""
+    check_pair(primary, harmful)
+    grams = gram(primary, extractor), gram(harmful, extractor)
+    for task, moments in zip((primary, harmful), grams, strict=True):
+        check_moments(task.name, moments)
+    return grams
+
+
+def check_moments(name: str, moments: Gram) -> None:
+    """Refuse features that are all zero, of which there is no κ."""
+    if not bool(moments.matrix().any()):
+        raise InputError(f"{name}: every feature of every sample is zero.")

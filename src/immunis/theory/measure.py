@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from immunis.core.errors import InputError, RankWarning
+from immunis.core.errors import RankWarning
 from immunis.core.records import Record
 from immunis.core.thinning import log_places
 from immunis.data.checks import EPS64
 from immunis.data.task import Task
-from immunis.theory.gram import Gram, gram
-from immunis.theory.guarantees import ceiling
-from immunis.theory.metrics import Extractor, as_extractor, check_pair
+from immunis.theory.frontier import ceiling
+from immunis.theory.gram import Gram, as_extractor, check_moments, paired_grams
 from immunis.theory.rho import rho_of_gram
 from immunis.theory.spectrum import Spectrum, quiet_spectrum
 
@@ -98,23 +97,6 @@ def measured(grams: tuple[Gram, Gram], tasks: tuple[Task, Task], began: float) -
         tasks=tasks,
         seconds=time.perf_counter() - began,
     )
-
-
-def paired_grams(
-    primary: Task, harmful: Task, extractor: Extractor | None = None
-) -> tuple[Gram, Gram]:
-    """Stream both tasks into moments, refusing pairs that cannot be compared."""
-    check_pair(primary, harmful)
-    grams = gram(primary, extractor), gram(harmful, extractor)
-    for task, moments in zip((primary, harmful), grams, strict=True):
-        check_moments(task.name, moments)
-    return grams
-
-
-def check_moments(name: str, moments: Gram) -> None:
-    """Refuse features that are all zero, of which there is no κ."""
-    if not bool(moments.matrix().any()):
-        raise InputError(f"{name}: every feature of every sample is zero.")
 
 
 def warn_if_deficient(name: str, moments: Gram) -> None:

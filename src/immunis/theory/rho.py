@@ -9,19 +9,16 @@ import torch
 from torch import Tensor
 
 from immunis.core.distributed import summed, total_rows, world
-from immunis.core.errors import InputError, NumericalError
+from immunis.core.errors import InputError
 from immunis.data.checks import as_tensor
 from immunis.theory.gram import Gram
 from immunis.theory.regularizers import closed_form
+from immunis.theory.ridge import ridge_weights
 from immunis.theory.scale import answer, carry, exponent_of, real, unit
-from immunis.theory.spectrum import eigh, relative_cutoff
 
 
-def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor: float) -> Tensor:
-    """``W = (Σ_zz+λI)⁻¹Σ_zy`` with ``λ = ridge·tr(Σ_zz)/D + floor``.
-
-    Where λ is lost in the rounding of Σ_zz, its limit λ → 0, the pseudo-inverse, is taken.
-    """
+def _damping(zz: Tensor, variance: float, ridge: float, floor: float) -> float:
+    """``λ = ridge·tr(Σ_zz)/D + floor``, for targets that vary."""
     if not (0 <= ridge < math.inf and floor >= 0):
         raise InputError(f"ridge and floor must be finite and at least 0, got {ridge} and {floor}.")
     if not variance > 0:
@@ -29,21 +26,7 @@ def _ridge_weights(zz: Tensor, zy: Tensor, variance: float, ridge: float, floor:
             "the labels are constant, so no share of them can be explained; ρ needs at least "
             "two classes (or two target values) in every batch."
         )
-    trace = float(zz.diagonal().sum())
-    damping = ridge * trace / len(zz) + floor
-    if damping <= trace * relative_cutoff(len(zz)):
-        values, vectors = eigh(zz)
-        keep = values > values[0] * relative_cutoff(len(zz))
-        basis = vectors[:, keep].to(zz)
-        return basis @ ((basis.T @ zy) / values[keep].to(zz)[:, None])
-    eye = torch.eye(len(zz), dtype=zz.dtype, device=zz.device)
-    factor, failed = torch.linalg.cholesky_ex(zz + damping * eye)
-    if int(failed):
-        raise NumericalError(
-            f"Σ + {damping:.3g}·I is not positive definite: the features hold NaN or infinities, "
-            "or floor dwarfs them. Lower the step size, clip gradients, or lower floor."
-        )
-    return torch.cholesky_solve(zy, factor)
+    return ridge * float(zz.diagonal().sum()) / len(zz) + floor
 
 
 def _rho(
@@ -61,7 +44,8 @@ def _rho(
     floor = float(carry(torch.tensor(floor, dtype=torch.float64), -2 * exponent))
     zy = total(z.T @ y) / n
     variance = float(total(y.square().sum()) / n)
-    weights = _ridge_weights(total(z.T @ z) / n, zy, variance, ridge, floor)
+    zz = total(z.T @ z) / n
+    weights = ridge_weights(zz, zy, _damping(zz, variance, ridge, floor))
     shrink = ridge / d * weights.square().sum()
     scale = 2 / (n * variance) * (world() if across else 1)  # see immunis.processes
     gradient = scale * ((y - z @ weights) @ weights.T - shrink * z)
@@ -117,7 +101,8 @@ def recalled(features: Tensor, targets: Tensor, ridge: float = 0.03) -> Tensor:
     """
     z, y, _, (_, exponent) = _shared(features, targets, True)
     variance = float(summed(y.square().sum()))
-    said = z @ _ridge_weights(summed(z.T @ z), summed(z.T @ y), variance, ridge, 0.0)
+    zz = summed(z.T @ z)
+    said = z @ ridge_weights(zz, summed(z.T @ y), _damping(zz, variance, ridge, 0.0))
     size = float(summed(said.square().sum()))
     scale = math.sqrt(variance / size) if size > 0 else 0.0
     return torch.cat([targets.to(z), carry(scale * said, exponent)], 1)
@@ -148,20 +133,10 @@ def rho(
     return closed_form(real(features), *_rho(features, targets, ridge, floor, across))
 
 
-def rho_gradient(
-    features: Tensor, targets: Tensor, ridge: float = 1e-3, floor: float = 0.0
-) -> Tensor:
-    """``∇_Z ρ = (2/(n·tr Σ_yy))·(Y Wᵀ − Z W Wᵀ − (ridge/D)·‖W‖²_F·Z)``, with Z, Y centred.
-
-    ``W = (Σ_zz+λI)⁻¹Σ_zy`` are the ridge weights; the last term is the derivative of λ itself.
-    """
-    return _rho(features, targets, ridge, floor)[1]
-
-
 def rho_of_gram(gram: Gram, ridge: float = 1e-3, floor: float = 0.0) -> float:
     """ρ from streamed moments, for data sets that do not fit in memory."""
     (zz, e), (zy, f) = unit(gram.scatter / gram.samples), unit(gram.cross_scatter / gram.samples)
     variance, g = unit(gram.target_scatter.trace() / gram.samples)
     floor = float(carry(torch.tensor(floor, dtype=torch.float64), -e))
-    weights = _ridge_weights(zz, zy, float(variance), ridge, floor)
+    weights = ridge_weights(zz, zy, _damping(zz, float(variance), ridge, floor))
     return float(carry((zy * weights).sum() / variance, 2 * f - e - g))

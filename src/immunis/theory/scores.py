@@ -1,19 +1,79 @@
-"""How well predictions answer a task: accuracy or R²."""
+"""How well predictions answer a task: accuracy, accuracy by class, R²."""
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from immunis.core.errors import NumericalError
+from immunis.data.task import Task
+from immunis.theory.scale import carry, unit
+
 
 def score(predictions: Tensor, labels: Tensor, kind: str) -> float:
-    """Accuracy of the largest output, or R²; predictions that are not finite score nothing."""
+    """Return accuracy (the largest column wins), or ``R² = 1 − Σ‖ŷ−y‖²/Σ‖y−ȳ‖²``.
+
+    Predictions that are not finite score as the worst answer: accuracy 0, R² −∞. Constant targets
+    have no variance to explain: R² is 1 where every prediction is exact, else −∞. So is an R² that
+    float64 cannot hold.
+
+    Args:
+        predictions: (n, outputs).
+        labels: class positions (n), or targets (n, outputs) for regression.
+        kind: ``"classification"`` or ``"regression"``.
+
+    >>> score(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]), "classification")
+    0.5
+    """
+    finite, labels = bool(torch.isfinite(predictions).all()), labels.to(predictions.device)
     if kind == "classification":
-        if not bool(torch.isfinite(predictions).all()):
-            return 0.0
-        return float((predictions.argmax(1) == labels).double().mean())
-    errors = (predictions.double() - labels).square().sum()
-    spread = (labels - labels.mean(0)).square().sum().clamp(min=1e-300)
-    value = float(1 - errors / spread)
-    return value if np.isfinite(value) else float("-inf")
+        return float((predictions.argmax(1) == labels).double().mean()) if finite else 0.0
+    labels = labels.double().reshape(predictions.shape)
+    errors = predictions.double() - labels
+    if not bool(torch.isfinite(errors).all()):
+        return -math.inf
+    (errors, e), (spread, f) = unit(errors), unit(labels - labels[0])  # R² has no unit
+    variance = (spread - spread.mean(0)).square().sum()
+    if not bool(spread.any()):
+        return -math.inf if bool(errors.any()) else 1.0
+    return float(1 - carry(errors.square().sum() / variance, 2 * (e - f)))
+
+
+def class_scores(guesses: Tensor, labels: Tensor, classes: int) -> list[float]:
+    """Return accuracy on each class, ``#{guess = label = c}/#{label = c}``, to four decimals.
+
+    A class without samples has NaN.
+
+    >>> class_scores(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2)
+    [0.5, 1.0]
+    """
+    guesses, labels = guesses.cpu().reshape(-1), labels.cpu().reshape(-1)
+    right = torch.bincount(labels[guesses == labels], minlength=classes).double()
+    return [round(v, 4) for v in (right / torch.bincount(labels, minlength=classes)).tolist()]
+
+
+def finite_predictions(outputs: Tensor) -> Tensor:
+    """Return a model's predictions; raise ``NumericalError`` if any is NaN or infinite."""
+    if not bool(torch.isfinite(outputs).all()):
+        raise NumericalError(
+            "the model predicts NaN or infinite values; it is broken, or its dtype too narrow."
+        )
+    return outputs
+
+
+def answers(predict: Callable[[Tensor], Tensor], task: Task) -> tuple[Tensor, Tensor]:
+    """Return a model's predictions on a task, and the labels, as ``score`` reads both.
+
+    The test data is read, or the training data of a task without any.
+
+    Raises:
+        NumericalError: if a prediction is not finite.
+    """
+    encode = task.positions if task.kind == "classification" else task.targets
+    batches = (task.test or task.train).batches()
+    parts = [(finite_predictions(predict(x)).cpu(), encode(y).cpu()) for x, y in batches]
+    predictions, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+    return predictions, labels

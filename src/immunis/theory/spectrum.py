@@ -9,7 +9,6 @@ eigenvalue of their Gram.
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass, field
 
@@ -18,10 +17,9 @@ import torch
 from torch import Tensor
 
 from immunis.core.errors import InputError, NumericalError, RankWarning
-from immunis.core.settings import whole
 from immunis.data.checks import EPS64
-from immunis.theory.gram import Gram, gram_of
-from immunis.theory.scale import real, square
+from immunis.theory.gram import Gram
+from immunis.theory.scale import square
 
 REFERENCE_SHIFT = 1e-6
 LARGEST_MATRIX = 1e290  # beyond this (or below its inverse) a spectrum leaves float64's range
@@ -167,11 +165,6 @@ class Spectrum:
         return self.largest / self.smallest
 
     @property
-    def log_condition_number(self) -> float:
-        """Natural logarithm of κ."""
-        return math.log(self.largest) - math.log(self.smallest)
-
-    @property
     def relative_error(self) -> float:
         """Bound on the relative error of κ: the cut-off over the smallest eigenvalue kept."""
         return self.cutoff / self.smallest
@@ -189,87 +182,12 @@ class Spectrum:
         inside = eigh(unused.T @ self.matrix @ unused)[0]
         return int((inside > self.cutoff).sum())
 
-    def ridge_condition_number(self, ridge: float) -> float:
-        """κ(H + λI) over all D dimensions: what an attacker with weight decay λ faces.
-
-        Raises:
-            InputError: if ``ridge`` is negative, or zero on a rank-deficient matrix.
-        """
-        if not 0 <= ridge < math.inf:
-            raise InputError(f"ridge must be a finite number of at least 0, got {ridge}.")
-        if ridge == 0 and self.rank < self.dimension:
-            raise InputError(
-                f"rank {self.rank} of {self.dimension}: κ(H + 0·I) is infinite; pass ridge > 0."
-            )
-        low = float(self.eigenvalues[-1])
-        low = ridge + (low if low > self.cutoff else 0.0)
-        if not low > self.cutoff:
-            raise InputError(
-                f"ridge={ridge:g} is lost in the rounding of a matrix of size {self.largest:.3g}; "
-                f"pass more than {self.cutoff:.3g}."
-            )
-        return (self.largest + ridge) / low
-
 
 def quiet_spectrum(gram: Gram) -> Spectrum:
     """Spectrum of a Gram without the warning on few samples, where that was said elsewhere."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RankWarning)
         return Spectrum.of(gram)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Mean of κ over sample groups, with a bootstrap interval for that mean."""
-
-    mean: float
-    low: float
-    high: float
-    values: tuple[float, ...]
-    rank: float
-
-
-def condition_number_interval(
-    features: Tensor | np.ndarray,
-    *,
-    groups: int = 20,
-    size: int = 100,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
-    """Estimate κ from random groups of samples, with a percentile bootstrap interval.
-
-    The paper's deep-network tables average κ over 20 groups of 100 samples, the defaults.
-    A group smaller than D is rank-deficient by construction; ``rank`` (the mean rank of the
-    groups) shows it and a ``RankWarning`` says it. Groups are drawn without replacement
-    within each group.
-    """
-    features, seed = real(features), whole(seed, "seed")
-    groups, size = whole(groups, "groups", 2), whole(size, "size", 2, len(features))
-    if not 0 < level < 1:
-        raise InputError(f"level must lie between 0 and 1, got {level}.")
-    if size < features.shape[1]:
-        warnings.warn(
-            f"groups of {size} samples in {features.shape[1]} dimensions: κ describes each group, "
-            f"not the task. Use groups of at least {features.shape[1]}.",
-            RankWarning,
-            stacklevel=2,
-        )
-    rng = np.random.default_rng(seed)
-    spectra = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RankWarning)  # said once, above
-        for _ in range(groups):
-            rows = torch.from_numpy(rng.choice(len(features), size, replace=False))
-            spectra.append(Spectrum.of(gram_of(features[rows])))
-    kappas = np.array([s.condition_number for s in spectra])
-    means = kappas[rng.integers(groups, size=(2000, groups))].mean(1)
-    tail = (1 - level) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    mean_rank = float(np.mean([s.rank for s in spectra]))
-    return Interval(
-        float(kappas.mean()), float(low), float(high), tuple(kappas.tolist()), mean_rank
-    )
 
 
 def reference_condition_number(matrix: Tensor | np.ndarray) -> float:

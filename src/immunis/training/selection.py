@@ -17,38 +17,18 @@ from torch import Tensor
 
 from immunis.data.task import target_matrix
 from immunis.theory.feature_maps import even
+from immunis.theory.ridge import ridge_path
+from immunis.theory.rir import rir
 from immunis.theory.scores import score
-from immunis.theory.spectrum import eigh
 
 RIDGES, FOLDS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6), 5
 Labelled = tuple[Tensor, Tensor]
 
 
-def ridge_answers(features: Tensor, targets: Tensor, at: Tensor) -> list[Tensor]:
-    """Answers ``at`` some features of a ridge probe fitted on others, for each of ``RIDGES``.
-
-    ``w = (S + λI)⁻¹S_zy`` with ``λ = ridge·tr(S)/D``, as in ``ridge_probe``; one decomposition, of
-    the smaller of S and the matrix of inner products, serves all of them.
-    """
-    mean, target_mean = features.mean(0), targets.mean(0)
-    z, y, new = features - mean, targets - target_mean, at - mean
-    if len(z) < z.shape[1]:
-        values, basis = eigh(z @ z.T)
-        left, right = new @ z.T @ basis, basis.T @ y
-    else:
-        values, basis = eigh(z.T @ z)
-        left, right = new @ basis, basis.T @ (z.T @ y)
-    size = float(values.sum()) / z.shape[1]
-    if size <= 0:  # nothing varies
-        return [target_mean.expand(len(at), -1) for _ in RIDGES]
-    values = values.clamp_min(0.0)[:, None]
-    return [left @ (right / (values + ridge * size)) + target_mean for ridge in RIDGES]
-
-
 def fitted(seen: Labelled, held: Labelled, kind: str, outputs: int) -> float:
     """Score on held-out rows of the best ridge probe that was fitted on seen ones."""
     targets = target_matrix(seen[1], kind, outputs)
-    answers = ridge_answers(seen[0].double(), targets, held[0].double())
+    answers = ridge_path(seen[0].double(), targets, held[0].double(), RIDGES)
     return max(score(answer, held[1], kind) for answer in answers)
 
 
@@ -60,7 +40,7 @@ def crossed(rows: Labelled, kind: str, outputs: int) -> float:
     folds = min(FOLDS, len(z))
     for fold in range(folds):
         out = order % folds == fold
-        found = ridge_answers(z[~out], targets[~out], z[out])
+        found = ridge_path(z[~out], targets[~out], z[out], RIDGES)
         for answer, part in zip(answers, found, strict=True):
             answer[out] = part
     return max(score(answer, rows[1], kind) for answer in answers)
@@ -126,15 +106,10 @@ def merit(
         primary = max(primary, start["kappa_primary"])
     if figures["rank_harmful"] > start["rank_harmful"]:
         harmful = min(harmful, start["kappa_harmful"])
-    ratio = rir({"kappa_primary": primary, "kappa_harmful": harmful}, start)
+    ratio = rir(
+        primary=(start["kappa_primary"], primary), harmful=(start["kappa_harmful"], harmful)
+    ).value
     return math.log(ratio) if ratio > 0 else -math.inf, figures["primary"]
-
-
-def rir(figures: dict[str, Any], start: dict[str, Any]) -> float:
-    """``RIR_θ₀ = (κ_H/κ_H⁰)/(κ_P/κ_P⁰)`` (paper, eq. 11); NaN where features collapsed."""
-    return (figures["kappa_harmful"] / start["kappa_harmful"]) / (
-        figures["kappa_primary"] / start["kappa_primary"]
-    )
 
 
 def doubts(figures: dict[str, Any], start: dict[str, Any]) -> list[str]:

@@ -1,0 +1,137 @@
+"""RIR*, the largest RIR that a linear map can reach, and the θ that reaches it.
+
+Let ``M = K_P^{-1/2} K_H K_P^{-1/2}`` on the range of K_P. Every invertible θ obeys
+``κ_H(θ) ≤ κ(M)·κ_P(θ)``: with ``A = K_P^{1/2}θ`` the two Hessians are ``AᵀA`` and ``AᵀMA``.
+``θ = K_P^{-1/2}·U·diag(a)``, U the eigenvectors of M and a rising with its eigenvalues,
+attains it, so the largest relative immunization ratio is ``RIR* = κ(M)·κ(K_P)/κ(K_H)``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from immunis.core.errors import InputError
+from immunis.theory.gram import Gram
+from immunis.theory.rir import rir
+from immunis.theory.scale import answer, carry, unit
+from immunis.theory.spectrum import Spectrum, eigh, quiet_spectrum
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """The harmful Gram in coordinates where the primary one is the identity.
+
+    Attributes:
+        values: eigenvalues μ of ``M = K_P^{-1/2} K_H K_P^{-1/2}``, largest first (k_P of them).
+        rank: how many of them are not zero, known from the ranks of the Grams.
+        basis: ``K_P^{-1/2}·U`` (D×k_P): columns that make H_P the identity and H_H diagonal.
+        null: orthonormal basis of the directions in which K_P vanishes (D×(D−k_P)).
+        free: number of *free directions*, where K_H lives and K_P does not.
+    """
+
+    values: Tensor
+    rank: int
+    basis: Tensor
+    null: Tensor
+    free: int
+
+    @property
+    def condition_number(self) -> float:
+        """κ(M) over its non-zero eigenvalues."""
+        return float(self.values[0] / self.values[self.rank - 1])
+
+
+def whiten(primary: Spectrum, harmful: Spectrum) -> Whitened:
+    """Solve the generalized eigenproblem ``K_H v = μ K_P v`` on the range of K_P.
+
+    With ``K_H = LLᵀ`` the μ are squared singular values of ``K_P^{-1/2}L``, which keeps small
+    ones exact where forming M would drown them in rounding amplified by κ(K_P).
+    """
+    if primary.matrix is None or harmful.matrix is None or primary.dimension != harmful.dimension:
+        raise InputError(
+            f"primary Gram ({primary.dimension} features) and harmful Gram "
+            f"({harmful.dimension} features) must have the same features."
+        )
+    if not primary.rank or not harmful.rank:
+        raise InputError("a Gram matrix is zero: every feature of that task is zero.")
+    (k_p, e), (k_h, f) = unit(primary.matrix), unit(harmful.matrix)
+    if e % 2:  # its root is taken
+        k_p, e = k_p / 2, e + 1
+    values, vectors = eigh(k_p)
+    used, null = vectors[:, : primary.rank], vectors[:, primary.rank :]
+    root = used * values[: primary.rank].rsqrt()
+    values_h, vectors_h = eigh(k_h)
+    factor = vectors_h[:, : harmful.rank] * values_h[: harmful.rank].sqrt()
+    u, s, _ = torch.linalg.svd(root.T @ factor, full_matrices=True)
+    mu = torch.zeros(primary.rank, dtype=torch.float64)
+    mu[: len(s)] = s**2
+    inside = torch.linalg.svdvals(used.T @ factor) ** 2
+    rank = int((inside > carry(torch.tensor(harmful.cutoff, dtype=torch.float64), -f)).sum())
+    for part in (mu[:1], mu[max(rank, 1) - 1 : rank]):
+        answer(part, f - e, torch.float64, "the ratio of the harmful to the primary features")
+    basis = answer(root @ u, -e // 2, torch.float64, "a whitening of the primary features")
+    return Whitened(carry(mu, f - e), rank, basis, null, harmful.free_directions(primary))
+
+
+def damped(gram: Gram, ridge: float) -> Spectrum:
+    """Spectrum of ``K + ridge·tr(K)/D·I``, or of K itself for ``ridge`` 0."""
+    if not 0 <= ridge < math.inf:
+        raise InputError(f"ridge must be a finite number of at least 0, got {ridge}.")
+    if not ridge:
+        return quiet_spectrum(gram)
+    matrix = gram.matrix()
+    matrix.diagonal().add_(ridge * matrix.diagonal().mean())
+    return Spectrum.of(matrix)
+
+
+def ceiling(primary: Gram, harmful: Gram, ridge: float = 0.0) -> float:
+    """Return ``RIR*``, the largest relative immunization ratio any linear θ can reach.
+
+    Infinite when there are free directions (they can be shrunk at no cost to the primary
+    task) and the harmful task has another direction to compare them with. With ``ridge`` > 0
+    each Gram gets ``ridge·tr(K)/D`` on its diagonal first, which makes every direction count
+    and the figure finite: it bounds the ratio of the κ(θᵀ(K+λI)θ), as an attacker meets them
+    who penalises the probe θw in input space. (A penalty on w itself has no such bound: scaling
+    θ up makes it vanish.)
+    """
+    k_p, k_h = damped(primary, ridge), damped(harmful, ridge)
+    whitened = whiten(k_p, k_h)
+    if whitened.free:
+        return math.inf if k_h.rank > 1 else k_p.condition_number
+    before = {"primary": k_p.condition_number, "harmful": k_h.condition_number}
+    after = {"primary": 1.0, "harmful": whitened.condition_number}
+    return rir(**{role: (before[role], after[role]) for role in before}).value
+
+
+def frontier(
+    primary: Spectrum, harmful: Spectrum, budget: float = 1.0, free_scale: float = 1.0
+) -> Tensor:
+    """Return θ on the Pareto frontier: ``κ_P = budget`` and ``κ_H = κ(M)·budget``.
+
+    ``θ = K_P^{-1/2}·U·diag(a)``, ``aᵢ² = (μᵢ/μ_min)^t`` with t such that the a² span the
+    budget. Directions in which K_P vanishes are filled with an orthonormal basis, scaled to
+    the typical column and by ``free_scale``, so that θ is invertible; with free directions
+    κ_H then also depends on that scale. For the frontier under a ridge, pass ``damped`` Grams.
+
+    Args:
+        primary: spectrum of K_P.
+        harmful: spectrum of K_H.
+        budget: the primary condition number to accept, at least 1.
+        free_scale: relative scale of the directions the primary task does not use.
+    """
+    if not 1 <= budget < math.inf:
+        raise InputError(f"budget must be a finite number of at least 1, got {budget}.")
+    if not 0 < free_scale < math.inf:
+        raise InputError(f"free_scale must be positive and finite, got {free_scale}.")
+    whitened = whiten(primary, harmful)
+    mu = whitened.values.clamp(min=float(whitened.values[max(whitened.rank, 1) - 1]))
+    span = math.log(float(mu[0] / mu[-1])) if float(mu[-1]) > 0 else 0.0
+    power = math.log(budget) / span if span > 0 else 0.0
+    columns = whitened.basis * (mu / mu[-1]) ** (power / 2) if span > 0 else whitened.basis
+    typical = columns.norm(dim=0).log().mean().exp()
+    theta = torch.cat([columns, free_scale * typical * whitened.null], dim=1)
+    return answer(theta, 0, torch.float64, "θ on the frontier")
