@@ -142,7 +142,7 @@ def test_a_dry_run_of_a_network_times_its_training(run, tmp_path):
 
 
 def test_no_colours_where_the_output_is_no_terminal(tmp_path):
-    command = [sys.executable, "-m", "immunis.cli.main", "list", "recipes"]
+    command = [sys.executable, "-m", "immunis", "list", "recipes"]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=True)
     assert b"\x1b" not in done.stdout
 
@@ -375,7 +375,7 @@ def test_demo_writes_everything_and_its_table_is_the_record(run, tmp_path):
 
 def test_the_installed_command_works(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "immunis.cli.main", "list", "nothing"],
+        [sys.executable, "-m", "immunis", "list", "nothing"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -311,7 +311,7 @@ def test_a_recipe_pretrains_defends_and_audits_with_a_model_for_each_seed(paper_
     command = [
         sys.executable,
         "-m",
-        "immunis.cli.main",
+        "immunis",
         "audit",
         str(path),
         "--data",

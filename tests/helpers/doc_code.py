@@ -86,7 +86,7 @@ def check(block: Block, page: str) -> None:
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), words
         if words[0] == "torchrun":
-            words = ["immunis", *words[words.index("immunis.cli.main") + 1 :]]
+            words = ["immunis", *words[words.index("immunis") + 1 :]]
         if words[0] == "immunis":
             parsed(words[1:])
 

@@ -66,7 +66,7 @@ def recipe(tmp_path):
 
 
 def call(*arguments):
-    command = [sys.executable, "-m", "immunis.cli.main", *map(str, arguments)]
+    command = [sys.executable, "-m", "immunis", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -494,7 +494,7 @@ def test_processes_write_a_checkpoint_together_when_one_clock_says_so(nursery, t
 @pytest.mark.parametrize(
     "start",
     [
-        ["-m", "immunis.cli.main"],
+        ["-m", "immunis"],
         pytest.param(
             [
                 "-m",
@@ -502,7 +502,7 @@ def test_processes_write_a_checkpoint_together_when_one_clock_says_so(nursery, t
                 "--standalone",
                 "--nproc-per-node=2",
                 "-m",
-                "immunis.cli.main",
+                "immunis",
             ],
             marks=pytest.mark.skipif(KILLS <= 60, reason="make faults"),
         ),

@@ -33,7 +33,3 @@ def main() -> None:
     except OSError as error:  # stdout is closed or its disk is full
         say(f"error: {error.strerror or error}", "red")
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
