@@ -36,7 +36,8 @@ from immunis.theory.neighbours import nu
 from immunis.theory.regularizers import feature_hessian, r_ill, r_well
 from immunis.theory.rho import rho
 from immunis.training.objective import SUPERVISED, Objective
-from immunis.training.step import Engine
+from immunis.training.setup import TrainingRun
+from immunis.training.step import Rows, add_gradient, attack, balanced_weights, clear
 
 CLASSES, HARMFUL_CLASSES, LIMIT = 100, 196, 1.3
 METHODS = "probe", "condition", "probe as shipped"
@@ -98,12 +99,15 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
     teacher.share(model, primary[0])
 
     def step(objective: Objective) -> float:
-        engine = Engine(
-            fabric, tapped, objective, body, teacher=teacher if objective.teacher else None
-        )
+        asked = teacher if objective.teacher else None
+        run = TrainingRun(fabric, tapped, objective, body, teacher=asked)
 
         def gradients() -> None:
-            engine.gradients(primary, (harmful[0], encode(harmful[1])))
+            rows = Rows(primary, (harmful[0], encode(harmful[1])))
+            run.weights = run.weights or balanced_weights(run, rows)
+            clear(run)
+            attack(run, rows)
+            add_gradient(run, rows, objective.terms, run.weights)
 
         return median_ms(gradients, device, repeats)
 

@@ -26,8 +26,9 @@ from immunis.recipes import check_recipe, load_recipe
 from immunis.recipes.pipeline import defended, measure_recipe, original
 from immunis.report.export import export, weights
 from immunis.training.hardware import Hardware
-from immunis.training.run import Run
 from immunis.training.settings import Training
+from immunis.training.setup import prepare
+from immunis.training.step import _answers
 
 SHORT = Training(steps=2, batch=16, harmful_batch=40, evaluate=1)
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2}
@@ -211,7 +212,7 @@ def test_local_weights_are_loaded_and_foreign_ones_refused(tmp_path):
     for name in ("w.safetensors", "w.pt"):
         again = named_network("timm", "resnet10t", 4, weights=tmp_path / name, seed=9)
         assert torch.equal(again.fc.weight, resnet().fc.weight)
-        with pytest.raises(InputError, match="of another model"):
+        with pytest.raises(InputError, match="another model"):
             load_weights(vit(), tmp_path / name)
     with pytest.raises(InputError, match="no such file"):
         load_weights(vit(), tmp_path / "nothing.pt")
@@ -308,15 +309,7 @@ def test_a_recipe_pretrains_defends_and_audits_with_a_model_for_each_seed(paper_
         'harmful_batch = 16\nevaluate = 1\n[audit]\nattacks = ["ridge", "finetune_last"]\n'
         "seeds = 2\nbudget = 2\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "immunis",
-        "audit",
-        str(path),
-        "--data",
-        str(paper_data),
-    ]
+    command = [sys.executable, "-m", "immunis", "audit", str(path), "--data", str(paper_data)]
     done = subprocess.run(
         [*command, "-o", str(tmp_path / "out")], check=True, capture_output=True, text=True,
         env={**os.environ, "COLUMNS": "200"},
@@ -360,13 +353,13 @@ def test_a_teacher_takes_over_all_below_the_trained_layers(build, layers, last):
     primary, harmful = pair()
     whole, method = cut(build(), primary.train.first(2), 4), get_method("probe")
     goal = method.objective(method.configure({"keep": 1.0}, network=True), whole)
-    run = Run(
+    run = prepare(
         whole, goal, primary, harmful, dataclasses.replace(SHORT, layers=layers), Hardware(), 0
     )
-    teacher = run.engine.teacher
+    teacher = run.teacher
     assert teacher._last == last
     _, batch, other = next(iter(run.batches(0, 1)))
-    run.engine._answers(batch, other)
+    _answers(run, (batch, other), len(batch[0]))
     assert (teacher._lent is not None) == bool(last)
     found = teacher(batch[0])
     assert teacher.shares == bool(last)

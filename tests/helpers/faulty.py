@@ -28,7 +28,7 @@ from immunis.core.hashing import key_of
 from immunis.core.jobs import Job, Run, sweep
 from immunis.methods import get_method
 from immunis.models.find_head import cut
-from immunis.training import journal
+from immunis.training import checkpoint
 from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
 from immunis.training.settings import Training
@@ -144,7 +144,7 @@ def train(rank, port, folder, processes, die_at=None, resume=False, late=False):
     If asked, the last one dies at a step, or its clock says that a checkpoint is always due.
     """
     if late and rank == processes - 1:
-        journal.EVERY = 0.0
+        checkpoint.EVERY = 0.0
     if processes > 1:
         os.environ.update(
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(processes),

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from immunis import Task
+from immunis.training import step as training_step
 
 
 def small_net(classes=4, seed=0):
@@ -59,3 +60,12 @@ def flat_network(d=6, classes=3):
     return nn.Sequential(
         nn.Linear(d, 16), nn.ReLU(), nn.Linear(16, 8), nn.Linear(8, classes)
     ).eval()
+
+
+def add_gradients(run, rows):
+    """Leave a training step's gradient in place; return the values of its terms."""
+    run.weights = run.weights or training_step.balanced_weights(run, rows)
+    training_step.clear(run)
+    terms = training_step.attack(run, rows)
+    terms |= training_step.add_gradient(run, rows, run.objective.terms, run.weights)
+    return training_step.values_of(terms)

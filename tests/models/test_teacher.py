@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.networks import small_net, tasks
+from helpers.networks import add_gradients, small_net, tasks
 from immunis.methods import get_method
 from immunis.models.find_head import cut
 from immunis.models.teacher import Teacher, agree
 from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
-from immunis.training.run import Run
 from immunis.training.settings import Training
+from immunis.training.setup import prepare
+from immunis.training.step import _answers, draw
 
 SETTINGS = {"distillation": 1.0, "keep": 2.0}
 SHORT = Training(steps=3, batch=48, harmful_batch=96, rate=3e-3, evaluate=1)
@@ -60,15 +61,15 @@ def whole(model):
 def run_of(model, training=SHORT, hardware=None, method="probe", **settings):
     method, part = get_method(method), whole(model)
     goal = method.objective(method.configure(SETTINGS | settings, network=True), part)
-    return Run(part, goal, *tasks(), training, hardware or Hardware(), 0)
+    return prepare(part, goal, *tasks(), training, hardware or Hardware(), 0)
 
 
 def steps_of(run, count=3):
     """Terms and gradients of a few steps."""
     found = []
     for step, batch, other in run.batches(0, count):
-        values = run.gradients(step, batch, other)
-        found.append((values, [p.grad.clone() for p in run.engine.body]))
+        values = add_gradients(run, draw(run, step, batch, other))
+        found.append((values, [p.grad.clone() for p in run.body]))
         run.optimizer.step()
     return found
 
@@ -91,7 +92,7 @@ def count_calls(run, names):
     """Count how often modules of the teacher really run."""
     calls = dict.fromkeys(names, 0)
     for name in names:
-        module = run.engine.teacher._cut.model.get_submodule(name)
+        module = run.teacher._cut.model.get_submodule(name)
 
         class Counted(type(module)):
             def forward(self, *args, _name=name):
@@ -150,9 +151,9 @@ def test_terms_and_gradients_are_those_of_a_whole_pass(monkeypatch, batchnorm, s
         return run_of(small_net(), training, recall=recall, **settings)
 
     alone, sharing = without(monkeypatch, build), build()
-    assert not alone.engine.teacher.shares
+    assert not alone.teacher.shares
     found = steps_of(sharing)
-    assert sharing.engine.teacher.shares
+    assert sharing.teacher.shares
     assert_same(found, steps_of(alone))
 
 
@@ -172,9 +173,9 @@ def test_the_teacher_sees_what_is_wanted_and_no_more():
 
     def rows(training, **settings):
         run, found = run_of(small_net(), training, recall=True, **settings), []
-        if run.engine.teacher is None:
+        if run.teacher is None:
             return found
-        model = run.engine.teacher._cut.model
+        model = run.teacher._cut.model
         model.register_forward_hook(lambda _, __, answers: found.append(len(answers)))
         steps_of(run)
         return found
@@ -192,9 +193,9 @@ def test_only_the_layers_in_training_are_run_of_a_deep_network():
         nn.Linear(16, 4),
     )  # fmt: skip
     run = run_of(model, dataclasses.replace(SHORT, layers=["2.5"]))
-    assert run.engine.teacher._last == "2.4"
-    assert list(run.engine.teacher._blanks) == ["0", "1", "2.0", "2.1", "2.2", "2.3", "2.4"]
-    for blank in run.engine.teacher._blanks.values():
+    assert run.teacher._last == "2.4"
+    assert list(run.teacher._blanks) == ["0", "1", "2.0", "2.1", "2.2", "2.3", "2.4"]
+    for blank in run.teacher._blanks.values():
         assert blank.isnan().all()
         assert blank.untyped_storage().nbytes() == 4
 
@@ -213,7 +214,7 @@ def test_any_way_past_an_output_is_found(monkeypatch, way, last):
         return run_of(Net(way), dataclasses.replace(SHORT, layers=["c"]))
 
     sharing = build()
-    assert sharing.engine.teacher._last == last
+    assert sharing.teacher._last == last
     assert_same(steps_of(sharing), steps_of(without(monkeypatch, build)))
 
 
@@ -227,13 +228,13 @@ def test_an_output_changed_in_place_is_not_taken(monkeypatch):
 def test_a_student_that_is_not_the_original_below_is_not_believed(monkeypatch):
     def build():
         run = run_of(Net(), dataclasses.replace(SHORT, layers=["c"]))
-        run.tapped.model.b.bias.data.add_(1.0)
+        run.student.module.model.b.bias.data.add_(1.0)
         return run
 
     run = build()
-    assert run.engine.teacher.shares
+    assert run.teacher.shares
     assert_same(steps_of(run), steps_of(without(monkeypatch, build)))
-    assert not run.engine.teacher.shares
+    assert not run.teacher.shares
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_a_student_that_is_not_the_original_below_is_not_believed(monkeypatch):
 )
 def test_nothing_is_shared_where_passes_differ_or_all_is_trained(training, hardware):
     run = run_of(Net(), dataclasses.replace(SHORT, **training), Hardware(**hardware))
-    teacher = run.engine.teacher
+    teacher = run.teacher
     assert not teacher.shares or teacher._last == "flat"
 
 
@@ -264,22 +265,23 @@ def test_other_precisions_agree(monkeypatch, precision):
 
 def test_no_hook_outlives_a_pass_and_the_answer_is_that_of_this_batch():
     run = run_of(small_net(), dataclasses.replace(SHORT, layers=["3"]))
-    teacher, engine = run.engine.teacher, run.engine
-    (_, batch, other), (_, second, _) = run.batches(0, 2)
-    before = [len(m._forward_hooks) for m in run.tapped.modules()]
-    for joint in (True, False):
-        engine.joint = joint
-        engine._answers(batch, other)
+    teacher = run.teacher
+    rows, second = (draw(run, *batches) for batches in run.batches(0, 2))
+    before = [len(m._forward_hooks) for m in run.student.modules()]
+    inputs = second.primary[0]
+    for batchnorm in ("freeze", "update"):
+        run.training = dataclasses.replace(run.training, batchnorm=batchnorm)
+        _answers(run, (rows.primary, rows.harmful), len(inputs) if run.joint else None)
         assert teacher._lent is not None
-        engine._answers(None, other)
-        engine._answers(second, None)
-        answers = teacher(second[0])
+        _answers(run, (None, rows.harmful))
+        _answers(run, (second.primary, None))
+        answers = teacher(inputs)
         assert teacher._lent is None
-        assert agree(answers, teacher(second[0]))
-    assert [len(m._forward_hooks) for m in run.tapped.modules()] == before
-    run.tapped.close()
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in run.tapped.modules())
-    modules = [*run.tapped.modules(), *teacher._cut.model.modules()]
+        assert agree(answers, teacher(inputs))
+    assert [len(m._forward_hooks) for m in run.student.modules()] == before
+    run.student.module.close()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in run.student.modules())
+    modules = [*run.student.modules(), *teacher._cut.model.modules()]
     assert not any("forward" in vars(m) for m in modules)
 
 

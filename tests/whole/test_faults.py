@@ -440,7 +440,7 @@ def test_a_run_outlives_its_shell_and_not_its_launcher(nursery, tmp_path, launch
 
 
 def test_a_checkpoint_is_written_by_the_clock_too_and_resumes_to_the_bit(tmp_path, monkeypatch):
-    monkeypatch.setattr("immunis.training.journal.EVERY", 0.0)
+    monkeypatch.setattr("immunis.training.checkpoint.EVERY", 0.0)
     primary, harmful = tasks()
 
     def run(folder, progress=lambda share: None):
@@ -496,14 +496,7 @@ def test_processes_write_a_checkpoint_together_when_one_clock_says_so(nursery, t
     [
         ["-m", "immunis"],
         pytest.param(
-            [
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node=2",
-                "-m",
-                "immunis",
-            ],
+            ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "immunis"],
             marks=pytest.mark.skipif(KILLS <= 60, reason="make faults"),
         ),
     ],

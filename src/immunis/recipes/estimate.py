@@ -42,8 +42,8 @@ from immunis.report.format import Table
 from immunis.training.hardware import Hardware, device_of
 from immunis.training.loop import fit
 from immunis.training.objective import Objective, supervised_only
-from immunis.training.run import divided
 from immunis.training.settings import Role, Training, training_of
+from immunis.training.setup import divided
 
 STEPS = 6  # of a training pilot; the first half warms up
 BUDGETS = (4, 12)  # steps of the two pilots of an attack

@@ -40,8 +40,8 @@ from immunis.training import checkpoint as checkpoints
 from immunis.training.hardware import Hardware, device_of
 from immunis.training.loop import fit
 from immunis.training.objective import supervised_only
-from immunis.training.run import divided
 from immunis.training.settings import training_of
+from immunis.training.setup import divided
 
 Progress = Callable[[str, float], None]
 

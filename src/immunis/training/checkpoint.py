@@ -1,8 +1,8 @@
-"""A training run on disk: everything it needs to go on as if it had never stopped.
+"""A training run on disk: everything it needs to continue as if it had never stopped.
 
-Order of data and randomness are functions of the step number (``immunis.data.loader``), so the
-step is the loader's position and the generators' state. Written whole or not at all, behind a
-line with the SHA-256 of the rest; read without unpickling objects.
+Data order and randomness depend on the step number alone (``immunis.data.loader``), so the step
+stands for the state of loaders and generators. A checkpoint is written whole or not at all, after
+a line with the SHA-256 of the rest. It is read without unpickling objects.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +26,24 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from immunis.core.distributed import rank
+from immunis.core.distributed import rank, summed, world
 from immunis.core.errors import InputError
 from immunis.core.files import check_stored, make_folder, write_bytes
+from immunis.core.hashing import state_digest
 from immunis.core.lost_process import note_checkpoint
 from immunis.core.settings import differing
 from immunis.models.weights import versioned
+from immunis.training.setup import TrainingRun
 
 FORMAT = 7
 NAME = "checkpoint.pt"
 HEAD = b"immunis checkpoint, sha256 "
+EVERY = 300.0  # seconds between checkpoints, if evaluations are further apart
 _FULL = StateDictOptions(full_state_dict=True)
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """A model's whole state on the CPU, whatever it is wrapped or sharded by."""
+    """Return a model's whole state on the CPU, also if it is wrapped or sharded."""
     state: dict[str, Any] = get_model_state_dict(model, options=_FULL)
     return {
         name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
@@ -46,15 +51,38 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def save(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
-) -> Path:
+def fingerprint(run: TrainingRun, start: nn.Module, identity: str) -> dict[str, str]:
+    """Return what must agree to resume a run: objective, settings, data, starting weights."""
+    settings = {name: str(value) for name, value in asdict(run.training).items()}
+    settings.pop("workers")  # does not change the result
+    for name in ("batch", "harmful_batch"):  # rounded down to a multiple of the processes
+        settings[name] = str(getattr(run.training, name) // world() * world())
+    data = [stream.task.train.identity() for stream in run.streams]
+    return {
+        "seed": str(run.seed),
+        "method": identity,
+        **settings,
+        **dict(zip(("primary data", "harmful data"), [*data, "none"], strict=False)),
+        "starting weights": state_digest(start),
+    }
+
+
+def save(run: TrainingRun, folder: Path, mark: Mapping[str, str]) -> None:
     """Write a checkpoint; every process calls this, the first one writes."""
     content = {
         "format": FORMAT,
-        "model": model_state(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer, options=_FULL),
-        **state,
+        "run": mark,
+        "model": model_state(run.model),
+        "optimizer": get_optimizer_state_dict(run.model, run.optimizer.optimizer, options=_FULL),
+        "step": run.step,
+        "history": run.history,
+        "best": run.best,
+        "weights": run.weights,
+        "notes": run.notes,
+        "skipped": [sorted(stream.task.train.corrupt) for stream in run.streams],
+        "precision": _precision(run),
+        "scaler": run.fabric.strategy.precision.state_dict(),
+        "head": {} if run.head is None else run.head.state_dict(),
     }
     path = folder / NAME
     if rank() == 0:
@@ -63,29 +91,37 @@ def save(
         torch.save(content, buffer)
         write_bytes(path, head_of(buffer.getbuffer()), buffer.getbuffer())
     note_checkpoint(path)
-    return path
+
+
+def is_due(run: TrainingRun, written: float) -> bool:
+    """Return True if the last checkpoint is too old by the clock of any process."""
+    old = float(time.monotonic() - written > EVERY)
+    return float(summed(torch.tensor(old, device=run.fabric.device))) > 0
+
+
+def _precision(run: TrainingRun) -> str:
+    return str(run.fabric.strategy.precision.precision)
 
 
 def head_of(content: bytes | memoryview) -> bytes:
-    """The line that goes before a checkpoint's content."""
+    """Return the line that precedes a checkpoint's content."""
     return HEAD + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's content.
+    """Return a checkpoint's content.
 
     Raises:
-        InputError: where there is none, it is damaged, or holds anything but plain values.
+        InputError: if it is missing, damaged, or holds anything but plain values.
     """
     try:
         with path.open("rb") as file:
             head, body = file.readline(len(HEAD) + 65), file.read()
-    except FileNotFoundError:
-        raise InputError(f"there is no checkpoint {path} to resume from.") from None
     except OSError as error:
         raise InputError(f"cannot read checkpoint {path}: {error.strerror}.") from error
+    foreign = f"{path} is not a checkpoint of this version. Delete it to start afresh."
     if not head.startswith(HEAD):
-        raise InputError(f"{path} is not a checkpoint of this version; delete it to start afresh.")
+        raise InputError(foreign)
     if head != head_of(body):
         raise InputError(
             f"checkpoint {path} is damaged: it does not match its checksum. Delete it to start "
@@ -98,33 +134,46 @@ def read(path: Path) -> dict[str, Any]:
     except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
         raise InputError(f"checkpoint {path} cannot be read: {str(error)[:200]}.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InputError(f"{path} is not a checkpoint of this version; delete it to start afresh.")
+        raise InputError(foreign)
     return content
 
 
-def load(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, run: Mapping[str, str]
-) -> dict[str, Any]:
-    """Read a checkpoint into a model and its optimizer, and return the rest of it.
+def restore(run: TrainingRun, folder: Path, mark: Mapping[str, str]) -> None:
+    """Continue a run from its checkpoint.
 
     Raises:
-        InputError: where there is none, it is damaged, or belongs to another run.
+        InputError: if the checkpoint is damaged or belongs to another run.
     """
     path = folder / NAME
-    content = read(path)
-    mine, theirs = model_state(model), content["model"]
-    shapes = [{k: getattr(v, "shape", None) for k, v in state.items()} for state in (mine, theirs)]
+    state = read(path)
+    shapes = [
+        {name: getattr(value, "shape", None) for name, value in tensors.items()}
+        for tensors in (model_state(run.model), state["model"])
+    ]
     if wrong := differing(*shapes):
         raise InputError(
-            f"checkpoint {path} is of another model: {len(wrong)} tensors differ in name or shape, "
-            f"among them {wrong[0]}."
+            f"checkpoint {path} belongs to another model: {len(wrong)} tensors differ in name or "
+            f"shape, among them {wrong[0]}."
         )
-    if apart := differing(content["run"], run):
+    if apart := differing(state["run"], mark):
         raise InputError(
-            f"checkpoint {path} is of another run, which differs in: {', '.join(apart)}. Give the "
-            "same, or another folder."
+            f"checkpoint {path} belongs to another run, which differs in: {', '.join(apart)}. Use "
+            "the same settings, or another folder."
         )
-    set_model_state_dict(model, versioned(model, theirs), options=_FULL)
-    set_optimizer_state_dict(model, optimizer, content["optimizer"], options=_FULL)
+    set_model_state_dict(run.model, versioned(run.model, state["model"]), options=_FULL)
+    set_optimizer_state_dict(run.model, run.optimizer.optimizer, state["optimizer"], options=_FULL)
+    run.step, run.history, run.best = state["step"], state["history"], state["best"]
+    run.weights = state["weights"]
+    run.notes += [note for note in state["notes"] if note not in run.notes]
+    for stream, names in zip(run.streams, state["skipped"], strict=True):
+        stream.task.train.corrupt |= set(names)
+    if state["precision"] != _precision(run):
+        run.notes.append(
+            f"the first {run.step} steps were taken in {state['precision']}; the run was resumed "
+            f"in {_precision(run)}."
+        )
+    if state["scaler"]:  # empty if that precision has none
+        run.fabric.strategy.precision.load_state_dict(state["scaler"])
+    if run.head is not None:
+        run.head.load_state_dict(state["head"])
     note_checkpoint(path)
-    return content

@@ -1,6 +1,6 @@
-"""The one training loop, on Lightning Fabric: a model, an objective and two tasks in, a model out.
+"""The one training loop, on Lightning Fabric: it pre-trains and immunizes, on one device or many.
 
-Used to pre-train, to immunize, on one device or many. It logs and reports; it does not print.
+It logs and reports progress; it does not print.
 """
 
 from __future__ import annotations
@@ -9,32 +9,37 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from immunis.core.distributed import differing_across_processes, rank, world
+from immunis.core.distributed import differing_across_processes, rank
 from immunis.core.errors import InputError, NumericalError, SettingsError
 from immunis.core.files import make_folder
-from immunis.core.hashing import state_digest
-from immunis.core.lost_process import report_lost_process
+from immunis.core.lost_process import note_checkpoint, report_lost_process
+from immunis.core.progress import Progress, silent
 from immunis.data.task import Task
 from immunis.models.cut import Cut
 from immunis.models.weights import versioned
-from immunis.training import checkpoint as checkpoints
+from immunis.training import checkpoint
 from immunis.training.hardware import Hardware
-from immunis.training.journal import Journal
 from immunis.training.objective import Objective
-from immunis.training.run import Run
-from immunis.training.selection import doubts
+from immunis.training.selection import average_buffers, doubts, evaluate, is_best, is_patient
 from immunis.training.settings import Training
-from immunis.training.setup import plain
-from immunis.training.tracking import Tracker
-
-Progress = Callable[[str, float], None]
+from immunis.training.setup import TrainingRun, plain_name, prepare
+from immunis.training.step import (
+    attack,
+    backward,
+    balanced_weights,
+    clear,
+    draw,
+    forward,
+    loss_of,
+    values_of,
+)
+from immunis.training.tracking import close_loggers, open_loggers
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Fit:
         best_step: the step whose weights these are.
         weights: factor of each term, as given or balanced.
         steps: optimizer steps taken.
-        seconds: wall time of the run (of the last part, if it was resumed).
+        seconds: wall time (of the last part, if the run was resumed).
         notes: what a reader of the record should know.
     """
 
@@ -57,7 +62,7 @@ class Fit:
     weights: dict[str, float]
     steps: int
     seconds: float
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 @report_lost_process()
@@ -74,111 +79,152 @@ def fit(
     resume: bool = False,
     wandb: str | None = None,
     identity: str = "",
-    progress: Progress = lambda what, share: None,
+    progress: Progress = silent,
 ) -> Fit:
-    """Train a copy of a model on an objective and return the best of its evaluations.
+    """Train a copy of a model on an objective; return its best evaluation.
 
     Args:
         cut: the model; it is not changed.
         objective: what to minimise.
         primary: the task that must stay easy.
-        harmful: the task that should become hard; None to train on the primary task alone,
-            in training mode.
-        training: how.
-        hardware: where; one CPU process if left out.
-        seed: decides the order of data, augmentation, dropout and the harmful head.
-        folder: where checkpoints and TensorBoard's curves go; none are written without. A
-            checkpoint is written at every evaluation, and after five minutes without one. No
-            lock is taken: one run at a time in a folder (the command line holds its own).
-        resume: go on from the checkpoint in ``folder``, if there is one.
+        harmful: the task that should become hard; None pre-trains on the primary task.
+        training: how to train.
+        hardware: where to train; one CPU process by default.
+        seed: decides data order, augmentation, dropout and the harmful head.
+        folder: for checkpoints and TensorBoard's curves; None writes nothing. A checkpoint is
+            written at every evaluation, and at least every five minutes. No lock is taken: one
+            run at a time per folder.
+        resume: continue from the checkpoint in ``folder``, if there is one.
         wandb: Weights & Biases project to log to.
-        identity: what the objective is, so that a checkpoint of another one is refused.
+        identity: the objective's settings; a checkpoint of another objective is refused.
         progress: called with what was done and the share of the whole.
 
     Raises:
-        InputError: for a model or data that cannot be used, or a foreign checkpoint.
+        InputError: if the model, the data or the checkpoint cannot be used.
         NumericalError: if a loss is not finite; the last good checkpoint is kept.
         LostProcessError: if another process of the run has died.
     """
     began = time.perf_counter()
     if resume and folder is None:
-        raise SettingsError("resume goes on from a folder; give folder= too.")
-    run = Run(cut, objective, primary, harmful, training, hardware or Hardware(), seed)
-    judge = objective.judge if harmful is not None else "primary"
-    path = None if folder is None else make_folder(folder)
-    fingerprint = _fingerprint(cut, primary, harmful, training, seed, identity)
-    counts = {f"classes of {task.name}": task.outputs for task in run.tasks}
-    if differ := differing_across_processes({**fingerprint, **counts}):
+        raise SettingsError("resume continues a run from a folder; give folder= too.")
+    run = prepare(cut, objective, primary, harmful, training, hardware or Hardware(), seed)
+    fabric, optimizer = run.fabric, run.optimizer
+    place = None if folder is None else make_folder(folder)
+    mark = checkpoint.fingerprint(run, cut.model, identity)
+    _check_processes(run, mark)
+    note_checkpoint(None)
+    kept = None if place is None else place / checkpoint.NAME
+    if resume and place is not None and kept is not None and kept.exists():
+        checkpoint.restore(run, place, mark)
+    else:
+        if kept is not None and kept.exists() and rank() == 0:
+            warnings.warn(
+                f"{kept} belongs to an earlier run and will be replaced; resume to continue it.",
+                stacklevel=2,
+            )
+        run.history.append(evaluate(run))
+    loggers = open_loggers(place, wandb, asdict(training)) if rank() == 0 else []
+    stride = math.ceil(run.steps / training.evaluate)
+    written, step = time.monotonic(), run.step
+    stop = run.steps if is_patient(run) else run.step
+    try:
+        for step, batch, other in run.batches(run.step, stop):
+            share = training.factor(step, run.steps)
+            for group, peak in zip(optimizer.param_groups, training.peaks, strict=True):
+                group["lr"] = peak * share
+            rows = draw(run, step, batch, other)
+            run.weights = run.weights or balanced_weights(run, rows)
+
+            clear(run)
+            attacked = attack(run, rows)
+            outputs = forward(run, rows)
+            loss, terms = loss_of(outputs.view, objective.terms, run.weights)
+            backward(run, loss, outputs)
+            norm = fabric.clip_gradients(
+                run.student, optimizer, max_norm=training.clip or math.inf, error_if_nonfinite=False
+            )
+            values = values_of(attacked | terms)
+            _check_finite(run, values, float(norm))
+            optimizer.step()
+
+            run.step = step + 1
+            rate = optimizer.param_groups[0]["lr"]
+            _log(loggers, step, values | {"gradient": float(norm), "rate": rate})
+            progress("training", run.step / run.steps)
+            due = run.step % stride == 0 or run.step == run.steps
+            if due:
+                run.history.append(figures := evaluate(run))
+                _log(loggers, step, {f"held out/{name}": value for name, value in figures.items()})
+                if is_best(run):
+                    run.best = {"step": run.step, "model": checkpoint.model_state(run.model)}
+            if place is not None and (due or checkpoint.is_due(run, written)):
+                average_buffers(run)
+                checkpoint.save(run, place, mark)
+                written = time.monotonic()
+            if due and not is_patient(run):
+                break
+    except NumericalError as error:
+        raise NumericalError(_diverged(step + 1, str(error), kept)) from None
+    finally:
+        close_loggers(loggers)
+        run.student.module.close()
+    return _finished(run, cut, time.perf_counter() - began)
+
+
+def _check_processes(run: TrainingRun, mark: dict[str, str]) -> None:
+    """Refuse processes that were given different models, settings or data."""
+    classes = {f"classes of {s.task.name}": s.task.outputs for s in run.streams}
+    if differ := differing_across_processes({**mark, **classes}):
         raise InputError(
             f"the processes of this run differ in: {', '.join(differ)}. Give all of them the same "
             "model, settings and data; each takes its own share of the rows."
         )
-    journal = Journal(run, path, fingerprint, judge)
-    journal.begin(resume)
-    writes = rank() == 0
-    tracker = Tracker(path if writes else None, wandb if writes else None, asdict(training))
 
-    stride = math.ceil(run.steps / training.evaluate)
-    end = run.steps if journal.patient else journal.step
-    try:
-        for step, batch, other in run.batches(journal.step, end):
-            try:
-                values = run.gradients(step, batch, other)
-            except NumericalError as error:
-                raise journal.diverged(step + 1, str(error)) from None
-            if bad := run.unsound(values):
-                terms = [name for name in bad if name != "gradient"] or ["the gradient"]
-                raise journal.diverged(step + 1, f"{' and '.join(terms)} is not finite")
-            run.optimizer.step()
-            tracker.log(step, values)
-            done = step + 1
-            progress("training", done / run.steps)
-            if done % stride and done < run.steps:
-                journal.keep_by_clock(done)
-                continue
-            figures = journal.evaluate(done)
-            tracker.log(step, {f"held out/{name}": value for name, value in figures.items()})
-            if not journal.patient:
-                break
-    finally:
-        tracker.close()
-        run.tapped.close()
 
-    history, best, notes = journal.history, journal.best, run.notes
+def _check_finite(run: TrainingRun, values: dict[str, float], norm: float) -> None:
+    """Refuse terms, and a gradient, that are not finite."""
+    bad = [name for name, value in values.items() if not math.isfinite(value)]
+    if not math.isfinite(norm) and run.scaler is None:  # a scaler skips a step that overflows
+        bad = bad or ["the gradient"]
+    if bad:
+        raise NumericalError(f"{' and '.join(bad)} is not finite")
+
+
+def _diverged(step: int, what: str, kept: Path | None) -> str:
+    told = (
+        f"training diverged at step {step}: {what.rstrip('.')}. Lower the rate, the weights or "
+        "clip, and start afresh."
+    )
+    if kept is None or not kept.exists():
+        return told
+    return (
+        f"{told} The last good checkpoint is {kept}: "
+        "immunis.training.checkpoint.read(path)['model'] is its state_dict; resuming continues "
+        "from it with the same settings only."
+    )
+
+
+def _log(loggers: list[Any], step: int, values: dict[str, float]) -> None:
+    for logger in loggers:
+        logger.log_metrics(values, step)
+
+
+def _finished(run: TrainingRun, cut: Cut, seconds: float) -> Fit:
+    """Return the best evaluation's model, with notes on doubts about it."""
+    history, best = run.history, run.best
     if best["model"] is None:
-        notes.append(
+        run.note(
             "no evaluation kept the held-out primary score within the tolerance; these are the "
             "last weights."
         )
-        warnings.warn(notes[-1], stacklevel=2)
-        best = {"step": history[-1]["step"], "model": checkpoints.model_state(run.inner)}
-    if judge == "probe" and harmful is not None and harmful.kind == "classification":
+        best = {"step": history[-1]["step"], "model": checkpoint.model_state(run.model)}
+    if run.judge == "probe" and run.streams[1].task.kind == "classification":
         chosen = next(row for row in history if row["step"] == best["step"])
-        for note in doubts(chosen, history[0]):
-            notes.append(note)
-            warnings.warn(note, stacklevel=2)
-    result = copy.deepcopy(cut.model)
-    state = {plain(name): tensor for name, tensor in best["model"].items()}
-    result.load_state_dict(versioned(result, state))
+        for doubt in doubts(chosen, history[0]):
+            run.note(doubt)
+    model = copy.deepcopy(cut.model)
+    state = {plain_name(name): tensor for name, tensor in best["model"].items()}
+    model.load_state_dict(versioned(model, state))
     return Fit(
-        result.eval(), history, best["step"], run.engine.weights, history[-1]["step"],
-        time.perf_counter() - began, [*notes, *run.engine.notes],
-    )  # fmt: skip
-
-
-def _fingerprint(
-    cut: Cut, primary: Task, harmful: Task | None, training: Training, seed: int, identity: str
-) -> dict[str, str]:
-    """What a checkpoint must agree with to be resumed: objective, settings, data, weights."""
-    settings = {name: str(value) for name, value in asdict(training).items()}
-    settings.pop("workers")  # who decodes makes no difference
-    for name in ("batch", "harmful_batch"):  # rounded down to a multiple of the processes
-        settings[name] = str(getattr(training, name) // world() * world())
-    data = {"primary data": primary, "harmful data": harmful}
-    return {
-        "seed": str(seed),
-        "method": identity,
-        **settings,
-        **{role: "none" if t is None else t.train.identity() for role, t in data.items()},
-        "starting weights": state_digest(cut.model),
-    }
+        model.eval(), history, best["step"], run.weights, history[-1]["step"], seconds, run.notes
+    )

@@ -1,39 +1,109 @@
-"""The judge of early stopping: probes of rows that training never saw, and what they cannot tell.
+"""Evaluation on held-out rows, and which evaluation is the best.
 
-A network may hide the labels of its training rows alone, having learned those by heart. So what
-counts is the better of two attackers on held-out rows: one who fits probes on training rows, and
-one who has rows of their own (cross-validation among the held-out ones), who may also bring them to
-one length.
+A network may hide only the labels of the rows it was trained on, having memorised them. So the
+probe that counts is the better of two attackers on held-out rows: one fits ridge probes on
+training rows; the other cross-validates on held-out rows, as they are and brought to one length.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from immunis.core.distributed import summed, world
+from immunis.core.errors import NumericalError
+from immunis.data.loader import Rows, Stream, spread
 from immunis.data.task import target_matrix
 from immunis.theory.feature_maps import even
+from immunis.theory.gram import gram_of
+from immunis.theory.rho import rho_of_gram
 from immunis.theory.ridge import ridge_path
 from immunis.theory.rir import rir
 from immunis.theory.scores import score
+from immunis.theory.spectrum import quiet_spectrum
+from immunis.training.setup import TrainingRun
 
+SAMPLES, MOST = 4096, 8192  # rows for κ and ρ, and rows to score
 RIDGES, FOLDS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6), 5
 Labelled = tuple[Tensor, Tensor]
+Figures = dict[str, Any]
+Forward = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def fitted(seen: Labelled, held: Labelled, kind: str, outputs: int) -> float:
-    """Score on held-out rows of the best ridge probe that was fitted on seen ones."""
-    targets = target_matrix(seen[1], kind, outputs)
-    answers = ridge_path(seen[0].double(), targets, held[0].double(), RIDGES)
-    return max(score(answer, held[1], kind) for answer in answers)
+def average_buffers(run: TrainingRun) -> None:
+    """Average running statistics over processes, so that all hold one model."""
+    if world() > 1:
+        for buffer in run.student.buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(summed(buffer) / world())
+
+
+def evaluate(run: TrainingRun) -> Figures:
+    """Return figures on held-out rows, in evaluation mode and full precision.
+
+    Raises:
+        NumericalError: if features are not finite.
+    """
+    average_buffers(run)
+    awake = [module for module in run.student.modules() if module.training]
+    run.student.eval()
+
+    def forward(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        answers, features = run.model(inputs)
+        return answers, features[""]
+
+    try:
+        return run.fabric.broadcast(
+            {"step": run.step, **held_out_figures(run.streams, run.held, forward)}
+        )
+    finally:
+        for module in awake:
+            module.training = True
+
+
+@torch.no_grad()
+def held_out_figures(streams: Sequence[Stream], held: Sequence[Rows], forward: Forward) -> Figures:
+    """Return the primary score; for a harmful task κ and rank of both, ρ, and what probes read.
+
+    ``forward(inputs)`` returns answers and features. κ and ρ are of at most 4096 training rows,
+    or four per dimension.
+    """
+    primary, *others = streams
+    answers, labels = _outputs(primary, spread(held[0], MOST), forward, 0)
+    figures: Figures = {"primary": score(answers, labels, primary.task.kind)}
+    if not others:
+        return figures
+    harmful, task = others[0], others[0].task
+    unseen = _outputs(harmful, spread(held[1], MOST), forward, 1)
+    width = unseen[0].shape[1]
+    size = max(SAMPLES, 4 * width)
+    seen = _outputs(harmful, spread(harmful.rows, size), forward, 1)
+    own, _ = _outputs(primary, spread(primary.rows, size), forward, 1)
+    moments = gram_of(seen[0], target_matrix(seen[1], task.kind, task.outputs))
+    figures |= probe_figures(seen, unseen, task.kind, task.outputs)
+    figures |= {"rho": rho_of_gram(moments), "samples": len(seen[0]), "dimension": width}
+    for role, gram in (("primary", gram_of(own)), ("harmful", moments)):
+        spectrum = quiet_spectrum(gram)
+        figures[f"rank_{role}"] = spectrum.rank
+        figures[f"kappa_{role}"] = spectrum.condition_number if spectrum.rank else math.nan
+    return figures
+
+
+def _outputs(stream: Stream, rows: Rows, forward: Forward, which: int) -> Labelled:
+    """Return answers (0) or features (1) of rows, and their labels."""
+    found = [(forward(x)[which].float().cpu(), y.cpu()) for x, y in stream.subset(rows)]
+    values, labels = (torch.cat(column) for column in zip(*found, strict=True))
+    if which and not bool(torch.isfinite(values).all()):
+        raise NumericalError(f"the features of {stream.task.name} are not finite")
+    return values, labels
 
 
 def crossed(rows: Labelled, kind: str, outputs: int) -> float:
-    """Score of the best ridge probe where each row is answered by one that never saw it."""
+    """Return the cross-validated score of the best ridge probe."""
     z, targets = rows[0].double(), target_matrix(rows[1], kind, outputs)
     answers = [torch.zeros_like(targets) for _ in RIDGES]
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(len(z)))
@@ -46,12 +116,11 @@ def crossed(rows: Labelled, kind: str, outputs: int) -> float:
     return max(score(answer, rows[1], kind) for answer in answers)
 
 
-def read_by_probes(seen: Labelled, held: Labelled, kind: str, outputs: int) -> dict[str, Any]:
-    """What probes read of held-out rows, and what they would read of rows that were trained on.
+def probe_figures(seen: Labelled, held: Labelled, kind: str, outputs: int) -> Figures:
+    """Return what probes read from held-out rows, and from rows that were trained on.
 
-    ``probe`` is the judge's figure, ``noise`` one standard error of it where it counts right
-    answers (0 where targets are real). ``probe_held`` and ``probe_trained`` compare like with
-    like: as many rows of either sort (``compared``), in cross-validation.
+    ``probe`` decides; ``noise`` is its standard error (0 for regression). ``probe_held`` and
+    ``probe_trained`` are cross-validated on equally many rows (``compared``) of either sort.
     """
     count = min(len(seen[0]), len(held[0]))
 
@@ -60,38 +129,44 @@ def read_by_probes(seen: Labelled, held: Labelled, kind: str, outputs: int) -> d
         chosen = torch.randperm(len(rows[0]), generator=drawn)[:count]
         return rows[0][chosen], rows[1][chosen]
 
+    targets, (z, labels) = target_matrix(seen[1], kind, outputs), held
+    fitted = ridge_path(seen[0].double(), targets, z.double(), RIDGES)
     own = crossed(held, kind, outputs)
-    evened = crossed((even(held[0].double()), held[1]), kind, outputs)
-    constant = target_matrix(held[1], kind, outputs).mean(0).expand(len(held[0]), -1)
-    read = max(own, evened, fitted(seen, held, kind, outputs))
+    evened = crossed((even(z.double()), labels), kind, outputs)
+    read = max(own, evened, *(score(answer, labels, kind) for answer in fitted))
+    constant = target_matrix(labels, kind, outputs).mean(0).expand(len(z), -1)
     return {
         "probe": read,
-        "noise": math.sqrt(read * (1 - read) / len(held[0])) if kind == "classification" else 0.0,
-        "probe_held": own if count == len(held[0]) else crossed(some(held), kind, outputs),
+        "noise": _noise(len(z), read) if kind == "classification" else 0.0,
+        "probe_held": own if count == len(z) else crossed(some(held), kind, outputs),
         "probe_trained": crossed(some(seen), kind, outputs),
-        "chance": score(constant, held[1], kind),
-        "held": len(held[0]),
+        "chance": score(constant, labels, kind),
+        "held": len(z),
         "compared": count,
     }
 
 
-def merit(
-    figures: dict[str, Any], history: Sequence[dict[str, Any]], judge: str, tolerance: float
-) -> tuple[float, float]:
-    """How good an evaluation is beside a run's others, of which the first is the original's.
+def _noise(rows: int, *shares: float) -> float:
+    """Return the standard error of a difference of shares, each of so many rows."""
+    return math.sqrt(sum(share * (1 - share) for share in shares) / rows)
 
-    The judged figure, −∞ where the held-out primary score is more than ``tolerance`` below the
-    original's, and the primary score for ties. Of a probe less than chance is no merit, nor is
-    less than one standard error above the lowest found: on few rows the lowest is so by luck. Nor
-    is a smaller κ of primary features that lost directions, or a larger one of harmful features
-    that gained some: they are of other subspaces.
+
+def merit(
+    figures: Figures, history: Sequence[Figures], judge: str, tolerance: float
+) -> tuple[float, float]:
+    """Return how good an evaluation is: the judged figure, and the primary score for ties.
+
+    −∞ if the primary score is more than ``tolerance`` below the start's, ``history[0]``. A probe
+    gains nothing below chance, nor within one standard error of the lowest evaluation, which may
+    be low by luck. κ gains nothing if primary features lost directions or harmful ones gained
+    some, since it then describes another subspace.
     """
     start = history[0]
 
-    def lost(row: dict[str, Any]) -> bool:
+    def lost(row: Figures) -> bool:
         return bool(row["primary"] < start["primary"] - tolerance)
 
-    def read(row: dict[str, Any]) -> float:
+    def read(row: Figures) -> float:
         return float(max(row["probe"], row["chance"]))
 
     if judge == "primary":
@@ -101,7 +176,7 @@ def merit(
     if judge == "probe":
         lowest = min([figures, *(r for r in history[1:] if not lost(r))], key=read)
         return -max(read(figures), read(lowest) + lowest["noise"]), figures["primary"]
-    primary, harmful = (figures[f"kappa_{role}"] for role in ("primary", "harmful"))
+    primary, harmful = figures["kappa_primary"], figures["kappa_harmful"]
     if figures["rank_primary"] < start["rank_primary"]:
         primary = max(primary, start["kappa_primary"])
     if figures["rank_harmful"] > start["rank_harmful"]:
@@ -112,27 +187,41 @@ def merit(
     return math.log(ratio) if ratio > 0 else -math.inf, figures["primary"]
 
 
-def doubts(figures: dict[str, Any], start: dict[str, Any]) -> list[str]:
-    """What to know of a verdict on classes: too few rows to tell, or a sample learned by heart."""
+def is_best(run: TrainingRun) -> bool:
+    """Return True if the last evaluation is better than the best one before it."""
+
+    def of(row: Figures) -> tuple[float, float]:
+        return merit(row, run.history, run.judge, run.training.tolerance)
+
+    rows = [row for row in run.history if row["step"] == run.best["step"]]
+    best = (-math.inf, 0.0) if run.best["model"] is None else of(rows[0])
+    return of(run.history[-1]) > best
+
+
+def is_patient(run: TrainingRun) -> bool:
+    """Return True unless ``patience`` evaluations have passed without a better one."""
+    since = sum(row["step"] > run.best["step"] for row in run.history)
+    patience = run.training.patience
+    return not patience or run.best["model"] is None or since < patience
+
+
+def doubts(figures: Figures, start: Figures) -> list[str]:
+    """Return doubts about a result on classes: too few rows, or memorised training rows."""
     found, chance = [], figures["chance"]
 
-    def noise(rows: int, *shares: float) -> float:
-        return math.sqrt(sum(share * (1 - share) for share in shares) / rows)
+    def reads(row: Figures) -> bool:  # more than chance, by three standard errors
+        return bool(row["probe"] - chance > 3 * _noise(row["held"], row["probe"], chance))
 
-    def reads(row: dict[str, Any]) -> bool:  # more than chance, by three standard errors
-        return bool(row["probe"] - chance > 3 * noise(row["held"], row["probe"], chance))
-
-    before = start["probe"]
     if not reads(start):
         found.append(
-            f"before training a probe reads {before:.1%} of the held-out harmful rows, and the "
-            f"best constant answer is right in {chance:.1%}: too few rows to judge by. Raise "
+            f"before training a probe reads {start['probe']:.1%} of the held-out harmful rows, and "
+            f"the best constant answer is right in {chance:.1%}: too few rows to judge by. Raise "
             "harmful_held_out (or held_out), or give more harmful data."
         )
     held, trained = figures["probe_held"], figures["probe_trained"]
     once = start["probe_held"], start["probe_trained"]
     gap = held - trained - max(0.0, once[0] - once[1])
-    if reads(figures) and gap > 3 * noise(figures["compared"], held, trained, *once):
+    if reads(figures) and gap > 3 * _noise(figures["compared"], held, trained, *once):
         found.append(
             f"a ridge probe reads {held:.1%} of harmful rows that were held out and {trained:.1%} "
             "of as many that were trained on: the network has learned those by heart. An "

@@ -105,7 +105,7 @@ class Training:
             return "held_out", self.held_out
         return "harmful_held_out", self.harmful_held_out
 
-    def length(self, primary: int, harmful: int) -> int:
+    def length(self, primary: int, harmful: int = 0) -> int:
         """Number of steps, where an epoch of each task has that many (0 for no task)."""
         if self.steps is not None:
             return self.steps
@@ -113,6 +113,11 @@ class Training:
             require(harmful > 0, "harmful_epochs needs a harmful task; use epochs or steps")
             return max(1, round(self.harmful_epochs * harmful))
         return max(1, round((1.0 if self.epochs is None else self.epochs) * max(primary, harmful)))
+
+    @property
+    def peaks(self) -> tuple[float, float]:
+        """Return the peak learning rates of extractor and head."""
+        return self.rate, self.rate if self.head_rate is None else self.head_rate
 
     def factor(self, step: int, steps: int) -> float:
         """Share of the peak learning rate at a step."""

@@ -1,37 +1,188 @@
-"""A model made ready for training: parameters chosen, mode set, optimizer built."""
+"""A training run made ready on its devices: data, model, optimizer, teacher."""
 
 from __future__ import annotations
 
+import itertools
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from immunis.core.errors import InputError
+from immunis.core.errors import InputError, RankWarning, SettingsError
+from immunis.data.loader import Rows, Stream, held_out
 from immunis.data.task import Task
 from immunis.models.cut import Cut
-from immunis.training.settings import Training
+from immunis.models.teacher import ROWS, Teacher, WithFeatures
+from immunis.training.hardware import Hardware
+from immunis.training.objective import Objective
+from immunis.training.settings import Role, Training
 
 BATCHNORM = nn.modules.batchnorm._BatchNorm
+RECALLED = 3  # least harmful rows per feature for recall
+Batch = tuple[Tensor, Tensor]
 
 
-def check_head(cut: Cut, primary: Task) -> None:
-    """Refuse a head that does not answer the primary task, whose training would ruin it."""
+@dataclass
+class TrainingRun:
+    """The state of a training run.
+
+    Attributes:
+        student: the ``WithFeatures`` model in training, set up by Fabric.
+        body: trained parameters of the extractor; a simulated attacker moves them.
+        held: held-out rows of both tasks.
+        head: harmful head that is trained along, if the objective asks.
+        sharded: each process holds only a part of every gradient (FSDP).
+        step: steps done.
+        weights: factor of each term; empty before the first step.
+        history: figures of every evaluation.
+        best: step and model state of the best evaluation.
+        notes: what a reader of the record should know.
+    """
+
+    fabric: Any
+    student: Any
+    objective: Objective
+    body: list[nn.Parameter]
+    training: Training = field(default_factory=Training)
+    optimizer: Any = None
+    streams: list[Stream] = field(default_factory=list)
+    held: list[Rows] = field(default_factory=list)
+    steps: int = 0
+    seed: int = 0
+    teacher: Teacher | None = None
+    head: nn.Linear | None = None
+    sharded: bool = False
+    step: int = 0
+    weights: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, Any] = field(default_factory=lambda: {"step": 0, "model": None})
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the student as Fabric wrapped or sharded it, without its precision."""
+        return self.student._forward_module
+
+    @property
+    def scaler(self) -> Any:
+        """Return the loss scaler of half precision, or None."""
+        return getattr(self.fabric.strategy.precision, "scaler", None)
+
+    @property
+    def joint(self) -> bool:
+        """Return True if both tasks share a forward pass (it updates no statistics)."""
+        return self.training.batchnorm == "freeze"
+
+    @property
+    def judge(self) -> str:
+        """Return what decides the best evaluation: ``"rir"``, ``"probe"`` or ``"primary"``."""
+        return self.objective.judge if len(self.streams) > 1 else "primary"
+
+    def note(self, text: str, kind: type[Warning] = UserWarning) -> None:
+        """Warn, and keep the warning for the record."""
+        self.notes.append(text)
+        warnings.warn(text, kind, stacklevel=4)
+
+    def batches(self, start: int, stop: int) -> Iterator[tuple[int, Batch, Batch | None]]:
+        """Yield number, primary and harmful batch of the steps ``start`` to ``stop − 1``."""
+        primary, *harmful = (stream.batches(start, stop) for stream in self.streams)
+        others = harmful[0] if harmful else itertools.repeat(None)
+        for step, (batch, other) in enumerate(zip(primary, others, strict=False), start):
+            yield step, batch, other
+
+
+def prepare(
+    cut: Cut,
+    objective: Objective,
+    primary: Task,
+    harmful: Task | None,
+    training: Training,
+    hardware: Hardware,
+    seed: int,
+) -> TrainingRun:
+    """Return a run that is ready to step; arguments are those of ``immunis.training.loop.fit``."""
+    _check(cut, primary, harmful, training)
+    hardware = hardware.as_launched()
+    fabric = hardware.fabric()
+    start = cut.copy()
+    chosen = _freeze_the_rest(start, training)
+    _set_mode(start.model, training, pretraining=harmful is None)
+    student = WithFeatures(start, objective.layers)
+    if fabric.device.type == "cuda":
+        start.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if hardware.compile:
+        start.model.compile()
+
+    streams, held = [], []
+    roles: list[tuple[Role, Task, int]] = [("primary", primary, training.batch)]
+    if harmful is not None:
+        roles.append(("harmful", harmful, training.harmful_batch))
+    for role, task, batch in roles:
+        trained, kept = divided(task, role, training)
+        streams.append(Stream(
+            task, batch, trained, seed=seed, workers=training.workers, device=fabric.device
+        ))  # fmt: skip
+        held.append(kept)
+
+    with warnings.catch_warnings():  # newer torch renames broadcast_buffers
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers")
+        model = fabric.setup(student)
+    optimizer = _optimizer(training, model, chosen)
+    run = TrainingRun(
+        fabric, model, objective, optimizer.param_groups[0]["params"], training,
+        fabric.setup_optimizers(optimizer), streams, held, seed=seed,
+        steps=training.length(*(stream.epoch for stream in streams)),
+        sharded=hardware.strategy == "fsdp",
+    )  # fmt: skip
+    if harmful is not None:
+        _note_small_grams(run, cut.width)
+        if objective.head:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                head = nn.Linear(cut.width, harmful.outputs)
+            run.head = head.to(fabric.device).requires_grad_(False)
+    if objective.teacher or objective.recall:
+        run.teacher = Teacher(cut, fabric)
+        whole = training.accumulate == 1 and not (hardware.compile or run.sharded)
+        if whole and not start.model.training:
+            run.teacher.share(start.model, primary.train.first(ROWS))
+    return run
+
+
+def divided(task: Task, role: Role, training: Training) -> tuple[Rows, Rows]:
+    """Return the rows of a task to train on and the rows to hold out."""
+    count = len(task.train.dataset()[0])  # type: ignore[arg-type]
+    if count < 20:
+        raise InputError(
+            f"{task.name}: {count} training samples; expected at least 20, since a share is held "
+            "out."
+        )
+    name, share = training.share_held_out(role)
+    return held_out(count, share, f"{task.name}: {name}")
+
+
+def _check(cut: Cut, primary: Task, harmful: Task | None, training: Training) -> None:
+    """Refuse a head of another width than the primary task, and rows that cannot be mixed."""
     layer = cut.head_layer
     if layer is not None and layer.out_features != primary.outputs:
         hint = (
             f" If its labels are some of the head's, say Task(..., classes={layer.out_features})."
-            if layer.out_features > primary.outputs
-            else ""
         )
         raise InputError(
             f"head {cut.head!r} has {layer.out_features} outputs, {primary.name} has "
-            f"{primary.outputs}; they must agree.{hint}"
+            f"{primary.outputs}; they must agree."
+            f"{hint if layer.out_features > primary.outputs else ''}"
         )
+    if training.mix and (harmful is None or not harmful.train.first(1).is_floating_point()):
+        came = "there is none" if harmful is None else f"{harmful.name} holds whole numbers"
+        raise SettingsError(f"mix averages inputs of the harmful task, and {came}: leave it out.")
 
 
-def trainable(cut: Cut, training: Training) -> set[str]:
-    """Freeze all parameters but the chosen ones and the head; return the chosen names."""
+def _freeze_the_rest(cut: Cut, training: Training) -> set[str]:
+    """Freeze all parameters except the chosen ones and the head; return the chosen names."""
     names = set(cut.parameters_named(training.layers))
     of_head = set() if cut.head_layer is None else {id(p) for p in cut.head_layer.parameters()}
     for name, parameter in cut.model.named_parameters():
@@ -39,45 +190,55 @@ def trainable(cut: Cut, training: Training) -> set[str]:
     return names
 
 
-def set_mode(model: nn.Module, training: Training, pretraining: bool) -> None:
-    """Evaluation mode (no dropout) when immunizing; BatchNorm by choice where it is trained."""
+def _set_mode(model: nn.Module, training: Training, pretraining: bool) -> None:
+    """Use dropout only in pre-training; let trained BatchNorm update if asked."""
     model.train(pretraining)
     for module in model.modules():
         if isinstance(module, BATCHNORM):
-            module.train(training.batchnorm == "update" and _trains(module))
+            trained = any(p.requires_grad for p in module.parameters())
+            module.train(training.batchnorm == "update" and trained)
 
 
-def _trains(module: nn.Module) -> bool:
-    return any(p.requires_grad for p in module.parameters())
-
-
-def plain(name: str) -> str:
-    """A parameter's name in the plain model, from that in one with taps, wrapped by Fabric."""
+def plain_name(name: str) -> str:
+    """Return a parameter's name in the plain model, from its name in the student."""
     return name.replace("_forward_module.", "").removeprefix("module.").removeprefix("model.")
 
 
-def groups_of(training: Training, model: nn.Module, body: set[str]) -> list[dict[str, Any]]:
-    """Trained parameters of the extractor, then of the head, with their rate and decay.
-
-    ``body`` are the extractor's names in the plain model.
-    """
-    named = {plain(n): p for n, p in model.named_parameters() if p.requires_grad}
-    return [
-        {
-            "params": [p for n, p in named.items() if n in body],
-            "lr": training.rate,
-            "weight_decay": training.weight_decay,
-        },
-        {
-            "params": [p for n, p in named.items() if n not in body],
-            "lr": training.rate if training.head_rate is None else training.head_rate,
-            "weight_decay": training.head_weight_decay,
-        },
+def _optimizer(training: Training, student: nn.Module, body: set[str]) -> torch.optim.Optimizer:
+    """Return SGD with Nesterov momentum 0.9 or AdamW, over the extractor and then the head."""
+    named = {plain_name(n): p for n, p in student.named_parameters() if p.requires_grad}
+    decays = training.weight_decay, training.head_weight_decay
+    parts = (
+        [p for n, p in named.items() if n in body],
+        [p for n, p in named.items() if n not in body],
+    )
+    groups = [
+        {"params": part, "lr": rate, "weight_decay": decay}
+        for part, rate, decay in zip(parts, training.peaks, decays, strict=True)
     ]
-
-
-def optimizer_of(training: Training, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum 0.9, or AdamW."""
     if training.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=training.rate, momentum=0.9, nesterov=True)
     return torch.optim.AdamW(groups, lr=training.rate)
+
+
+def _note_small_grams(run: TrainingRun, width: int) -> None:
+    """Warn if a step has too few rows for a Gram matrix, or for what the original recalls."""
+    needs = {"primary": 0, "harmful": width, **run.objective.needs}
+    for role, setting, stream in zip(needs, ("batch", "harmful_batch"), run.streams, strict=False):
+        size, rows, least = stream.batch, len(stream.rows), needs[role]
+        if size > least:
+            continue
+        fault = " and a probe explains any labels" if role == "harmful" else ""
+        remedy = f"Raise {setting} (and accumulate) above {least}"
+        if rows <= least:
+            remedy = f"Give more data: only {rows} are trained on"
+        run.note(
+            f"{size} {role} samples a step in {least} dimensions: the Gram is rank-deficient"
+            f"{fault}. {remedy}.", RankWarning,
+        )  # fmt: skip
+    if run.objective.recall and (rows := run.streams[1].batch) < RECALLED * width:
+        run.note(
+            f"recall: {rows} harmful samples a step for {width} features; with fewer than "
+            f"{RECALLED} for each a probe says little but the labels again. Raise harmful_batch, "
+            "or give more harmful data.", RankWarning,
+        )  # fmt: skip

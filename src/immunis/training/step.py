@@ -1,334 +1,128 @@
-"""One step's gradients: forward passes, weighted terms, accumulation, the simulated attacker.
+"""One step: forward passes, weighted loss, exact accumulation, the simulated attacker.
 
-Terms of a Gram matrix are no means over samples, so plain accumulation would be wrong. With
-``accumulate`` > 1 all parts of the batch are run without gradient first; the loss and its
-gradient with respect to every answer and feature are taken on the joined batch; then each
-part is run again and that gradient is sent back through it. The result is exact.
+Terms of a Gram matrix are not means over samples, so plain accumulation would be wrong. With
+``accumulate`` > 1, ``forward`` runs all parts of the batch without gradient and joins the results;
+the loss is taken on the joined batch; ``backward`` runs each part again and sends the loss's
+gradient through it. The result is exact.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from immunis.core.distributed import summed, world
+from immunis.core.distributed import rank, summed, world
 from immunis.core.errors import NumericalError
-from immunis.models.teacher import Teacher
+from immunis.data.augment import augmented, mixed
+from immunis.data.task import target_matrix
 from immunis.theory.rho import recalled
-from immunis.training.objective import SUPERVISED, Attacker, Objective, Terms, View
+from immunis.training.objective import SUPERVISED, Attacker, Terms, View
+from immunis.training.setup import Batch, TrainingRun
 
-Batch = tuple[Tensor, Tensor]
-DIFFERENCE = 1e-2  # of a second-order probe, relative to the parameters
+Answers = dict[tuple[str, str], Tensor]  # by (role, layer); the role "logits" has no layer
+DIFFERENCE = 1e-2  # length of a second-order probe, relative to an attacker's step
 
 
-class Engine:
-    """Computes gradients of an objective into ``.grad``.
+@dataclass
+class Rows:
+    """The batches of one step; harmful labels are a float64 matrix, one-hot for classes.
 
-    Args:
-        fabric: Lightning Fabric, which runs the backward passes.
-        tapped: the model with taps, set up by Fabric.
-        objective: the loss.
-        body: the extractor's trained parameters, which a simulated attacker moves.
-        teacher: gives the original's answers and features, and follows the model's passes.
-        head: a harmful head that follows the features.
-        smoothing: label smoothing.
-        classify: whether harmful labels are classes.
-        accumulate: number of parts a batch is run in.
-        joint: whether both tasks may share a forward pass (no statistics are taken from it).
-        sharded: whether each process holds only a part of every gradient.
+    ``recalled`` are those labels beside the original's, once the teacher was asked.
     """
 
-    def __init__(
-        self,
-        fabric: Any,
-        tapped: Any,
-        objective: Objective,
-        body: list[nn.Parameter],
-        *,
-        teacher: Teacher | None = None,
-        head: nn.Linear | None = None,
-        smoothing: float = 0.0,
-        classify: bool = True,
-        accumulate: int = 1,
-        joint: bool = True,
-        sharded: bool = False,
-    ) -> None:
-        self.fabric, self.tapped, self.objective = fabric, tapped, objective
-        self.body, self.teacher, self.head = body, teacher, head
-        self.smoothing, self.classify, self.accumulate = smoothing, classify, accumulate
-        self.joint, self.sharded = joint, sharded
-        self.scaler = getattr(fabric.strategy.precision, "scaler", None)  # of half precision alone
-        self.weights: dict[str, float] = {}
-        self.notes: list[str] = []
-        self._targets: Tensor | None = None  # this step's, beside what the original says of them
-
-    def gradients(self, primary: Batch, harmful: Batch | None) -> dict[str, float]:
-        """Leave the objective's gradient in ``.grad`` and return the terms' values.
-
-        A harmful batch brings its targets as a float64 matrix, one-hot for classes.
-        """
-        self._targets = None
-        if not self.weights:
-            self.weights = self._balance(primary, harmful)
-        values: dict[str, float] = {}
-        attacker = self.objective.attacker
-        self._clear()
-        if attacker is not None and harmful is not None:
-            with self._attacked(attacker, harmful) as carry:
-                values |= self._backward(None, harmful, self.objective.after)
-                carry()
-        values |= self._backward(primary, harmful, self.objective.terms)
-        return values
-
-    def _clear(self) -> None:
-        for parameter in self.tapped.parameters():
-            parameter.grad = None
-
-    def _scale(self) -> float:
-        """Factor by which half precision multiplies a loss before its backward pass."""
-        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
-
-    def _norm(self, tensors: list[Tensor]) -> float:
-        square = torch.stack([t.detach().double().square().sum() for t in tensors]).sum()
-        return math.sqrt(float(summed(square) if self.sharded else square))
-
-    def _grads(self) -> list[Tensor]:
-        return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.body]
-
-    def _balance(self, primary: Batch, harmful: Batch | None) -> dict[str, float]:
-        """Weights as given; None becomes ``multiple·‖∇supervised‖/‖∇term‖`` at the start."""
-        given, found = self.objective.weights, {SUPERVISED: 1.0}
-        unknown = [name for name, weight in given.items() if weight is None]
-        found |= {name: weight for name, weight in given.items() if weight is not None}
-
-        def pull(name: str) -> float:
-            self._clear()
-            only = {name: 1.0 / self._scale()}  # unscaled, lest half precision overflow
-            attacker = self.objective.attacker
-            if attacker is not None and harmful is not None:
-                with self._attacked(attacker, harmful):
-                    self._backward(None, harmful, self.objective.after, only)
-            self._backward(primary, harmful, self.objective.terms, only)
-            return self._norm(self._grads())
-
-        if unknown:
-            base = pull(SUPERVISED)
-            for name in unknown:
-                size, multiple = pull(name), self.objective.multiples.get(name, 1.0)
-                if not (math.isfinite(size) and math.isfinite(base)):
-                    raise NumericalError(
-                        f"the gradient of {name} or of the primary loss is not finite at the "
-                        "start. Check the model's weights and the scale of its inputs."
-                    )
-                found[name] = multiple * base / size if size > 0 else 0.0
-                if not size:
-                    self.notes.append(
-                        f"{name} has no gradient at the start, so no weight balances it: it is "
-                        "left out. Give it a weight."
-                    )
-                    warnings.warn(self.notes[-1], stacklevel=2)
-        return found
-
-    def _backward(
-        self,
-        primary: Batch | None,
-        harmful: Batch | None,
-        terms_of: Callable[[View], Terms],
-        weights: Mapping[str, float] | None = None,
-    ) -> dict[str, float]:
-        """Add the gradient of the weighted terms to ``.grad``; return the terms' values."""
-        weights = self.weights if weights is None else weights
-        seen: Terms = {}  # read at the end, so that no device waits for a backward pass to begin
-
-        def loss_of(view: View) -> Tensor:
-            terms = {name: term for name, term in terms_of(view).items() if weights.get(name, 0.0)}
-            seen.update({name: term.detach() for name, term in terms.items()})
-            total = 0.0 * view.logits.sum()  # every parameter takes part, as DDP expects
-            for name, term in terms.items():
-                total = total + weights[name] * term.to(total)
-            return total
-
-        if self.accumulate == 1:
-            answers = self._answers(primary, harmful)
-            self.fabric.backward(loss_of(self._view(answers, primary, harmful)))
-            return _values(seen)
-        parts = list(zip(self._parts(primary), self._parts(harmful), strict=True))
-        base, device = torch.initial_seed(), self.fabric.device
-
-        def run(index: int) -> dict[tuple, Tensor]:
-            # Both passes drop the same units, and what terms draw does not depend on the parts.
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                torch.manual_seed(base + index)
-                return self._answers(*parts[index])
-
-        with torch.no_grad():
-            runs = [run(index) for index in range(len(parts))]
-        leaves = {key: torch.cat([run[key] for run in runs]).requires_grad_() for key in runs[0]}
-        loss_of(self._view(leaves, primary, harmful)).backward()
-        start = dict.fromkeys(leaves, 0)
-        for index in range(len(parts)):
-            last = index == len(parts) - 1
-            with self.fabric.no_backward_sync(self.tapped, enabled=not last and world() > 1):
-                total = torch.zeros((), device=self.fabric.device)
-                for key, answer in run(index).items():
-                    gradient, begin = leaves[key].grad, start[key]
-                    start[key] = begin + len(answer)
-                    if gradient is not None:
-                        total = total + (answer * gradient[begin : start[key]].to(answer)).sum()
-                self.fabric.backward(total)
-        return _values(seen)
-
-    def _parts(self, batch: Batch | None) -> list[Batch | None]:
-        if batch is None:
-            return [None] * self.accumulate
-        return list(zip(*(t.tensor_split(self.accumulate) for t in batch), strict=True))
-
-    def _answers(self, primary: Batch | None, harmful: Batch | None) -> dict[tuple, Tensor]:
-        """Answers to the primary batch and features of both, by (role, layer)."""
-        roles = [(role, b[0]) for role, b in (("p", primary), ("h", harmful)) if b is not None]
-        found: dict[tuple, Tensor] = {}
-        if self.joint and len(roles) > 1:
-            sizes = [len(inputs) for _, inputs in roles]
-            asked = sum(map(len, self._asked(primary, harmful)))  # of the pass's rows the first,
-            with self._followed(asked if self.objective.teacher else 0):  # where primary ones are
-                logits, features = self.tapped(torch.cat([inputs for _, inputs in roles]))
-            split = {k: dict(zip("ph", v.split(sizes), strict=True)) for k, v in features.items()}
-            found[("logits",)] = logits.split(sizes)[0]
-            found |= {(role, k): parts[role] for k, parts in split.items() for role in "ph"}
-            return found
-        for role, inputs in roles:
-            follow = self._followed(len(inputs)) if role == "p" else nullcontext()
-            with follow, _resting(self.tapped, role == "h" and not self.joint):
-                logits, features = self.tapped(inputs)
-            found |= {(role, layer): z for layer, z in features.items()}
-            found.setdefault(("logits",), logits)
-        return found
-
-    def _followed(self, rows: int) -> AbstractContextManager[None]:
-        """A pass whose first rows are those that the teacher is asked about next."""
-        return nullcontext() if self.teacher is None else self.teacher.following(rows)
-
-    def _asked(self, primary: Batch | None, harmful: Batch | None) -> list[Tensor]:
-        """Inputs that the teacher is asked about: primary ones, and once a step harmful ones."""
-        taught = primary if self.objective.teacher else None
-        told = harmful if self.objective.recall and self._targets is None else None
-        return [batch[0] for batch in (taught, told) if batch is not None]
-
-    def _taught(
-        self, primary: Batch | None, harmful: Batch | None
-    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
-        """The original's answers to the primary batch; harmful targets as the objective asks."""
-        asked, teacher = self._asked(primary, harmful), None
-        if self.teacher is not None and asked:
-            asked = [torch.cat(asked)] if self.joint else asked  # as the model's own passes are
-            parts = [part for inputs in asked for part in inputs.tensor_split(self.accumulate)]
-            logits, features = map(torch.cat, zip(*map(self.teacher, parts), strict=True))
-            rows = len(primary[0]) if self.objective.teacher and primary is not None else 0
-            teacher = (logits[:rows], features[:rows]) if rows else None
-            if len(features) > rows and harmful is not None:
-                self._targets = recalled(features[rows:], harmful[1])
-        if harmful is None:
-            return teacher, None
-        return teacher, harmful[1] if self._targets is None else self._targets
-
-    def _view(
-        self, answers: Mapping[tuple, Tensor], primary: Batch | None, harmful: Batch | None
-    ) -> View:
-        logits = answers[("logits",)]
-        teacher, targets = self._taught(primary, harmful)
-        return View(
-            logits,
-            logits.new_zeros(0) if primary is None else primary[1],
-            {key[1]: z for key, z in answers.items() if key[0] == "p"},
-            {key[1]: z for key, z in answers.items() if key[0] == "h"},
-            logits.new_zeros(0) if targets is None else targets,
-            teacher,
-            self.head,
-            self.smoothing,
-            self.classify,
-        )
-
-    @contextmanager
-    def _attacked(self, attacker: Attacker, harmful: Batch) -> Iterator[Callable[[], None]]:
-        """Let the attacker move the parameters; put them back at the end.
-
-        Yields a function that carries the gradient in ``.grad`` back to where the attacker
-        started. The harmful head learns from the attacker's first gradient.
-        """
-        start = [p.detach().clone() for p in self.body]
-        size = self._norm(start)
-        path: list[tuple[list[Tensor], float]] = []
-        loss = {"attack": 1.0}
-
-        def gradient() -> list[Tensor]:
-            self._clear()
-            self._backward(None, harmful, lambda view: {"attack": attacker.loss(view)}, loss)
-            return [g.clone() for g in self._grads()]
-
-        for index in range(attacker.steps):
-            with self._learning_head(index == 0):
-                gradients = gradient()
-            norm = self._norm(gradients)
-            factor = attacker.rate * size / norm if norm > 0 else 0.0
-            path.append(([p.detach().clone() for p in self.body], factor))
-            with torch.no_grad():
-                for p, g in zip(self.body, gradients, strict=True):
-                    p.sub_(g, alpha=factor)
-        self._clear()
-
-        def carry() -> None:
-            if attacker.order == 1:
-                return
-            v = [g.clone() for g in self._grads()]
-            for place, factor in reversed(path):
-                norm = self._norm(v)
-                if norm == 0:
-                    break
-                h = DIFFERENCE * attacker.rate * size / norm
-                sides = []
-                for sign in (1.0, -1.0):
-                    self._place([p + sign * h * d for p, d in zip(place, v, strict=True)])
-                    sides.append(gradient())
-                v = [d - factor * (a - b) / (2 * h) for d, a, b in zip(v, *sides, strict=True)]
-            self._clear()
-            for p, g in zip(self.body, v, strict=True):
-                p.grad = g
-
-        with self._learning_head(False):
-            yield carry
-        self._place(start)
-
-    def _place(self, values: list[Tensor]) -> None:
-        with torch.no_grad():
-            for p, value in zip(self.body, values, strict=True):
-                p.copy_(value)
-
-    @contextmanager
-    def _learning_head(self, learns: bool) -> Iterator[None]:
-        """Let the harmful head take one gradient step of its own, or hold it still."""
-        if self.head is None:
-            yield
-            return
-        self.head.requires_grad_(learns)
-        yield
-        if learns:
-            scale = self._scale() if self.accumulate == 1 else 1.0  # parts share a plain backward
-            with torch.no_grad():
-                for p in self.head.parameters():
-                    if p.grad is not None:
-                        p.sub_(summed(p.grad) / world() / scale)
-                        p.grad = None
-        self.head.requires_grad_(False)
+    primary: Batch | None
+    harmful: Batch | None
+    recalled: Tensor | None = None
 
 
-def _values(terms: Terms) -> dict[str, float]:
-    """Values of terms, in one look at the device."""
+@dataclass
+class Outputs:
+    """What an objective sees, and what ``backward`` needs to run the parts of a batch again."""
+
+    view: View
+    leaves: Answers
+    run_part: Callable[[int], Answers] | None = None
+
+
+def draw(run: TrainingRun, step: int, primary: Batch, harmful: Batch | None) -> Rows:
+    """Seed a step by its number; return its batches, augmented and mixed as asked.
+
+    With several processes the number of the process counts for augmenting and mixing.
+    """
+    seed, training = 1_000_003 * run.seed + step, run.training
+    torch.manual_seed(seed)
+    generator = torch.Generator(run.fabric.device).manual_seed(seed * world() + rank())
+    if training.augment:
+        primary = augmented(primary[0], generator), primary[1]
+    if harmful is None:
+        return Rows(primary, None)
+    task = run.streams[1].task
+    inputs, targets = harmful[0], target_matrix(harmful[1], task.kind, task.outputs)
+    if training.augment:
+        inputs = augmented(inputs, generator)
+    return Rows(primary, mixed(inputs, targets, generator) if training.mix else (inputs, targets))
+
+
+def forward(run: TrainingRun, rows: Rows, primary: bool = True) -> Outputs:
+    """TrainingRun the student on a step's rows, on the harmful ones alone unless ``primary``."""
+    pair = (rows.primary if primary else None), rows.harmful
+    asked = _asked(run, rows, pair)
+    if run.training.accumulate == 1:
+        answers = _answers(run, pair, sum(map(len, asked)) if run.joint else None)
+        return Outputs(_view(run, rows, pair, asked, answers), answers)
+    parts = list(zip(*(_split(batch, run.training.accumulate) for batch in pair), strict=True))
+    base, device = torch.initial_seed(), run.fabric.device
+
+    def run_part(index: int) -> Answers:
+        # Both passes drop the same units; what terms draw does not depend on the parts.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(base + index)
+            return _answers(run, parts[index])
+
+    with torch.no_grad():
+        found = [run_part(index) for index in range(len(parts))]
+    leaves = {key: torch.cat([part[key] for part in found]).requires_grad_() for key in found[0]}
+    return Outputs(_view(run, rows, pair, asked, leaves), leaves, run_part)
+
+
+def loss_of(
+    view: View, terms_of: Callable[[View], Terms], weights: Mapping[str, float]
+) -> tuple[Tensor, Terms]:
+    """Return ``Σ weight·term`` over the terms with a weight, and those terms."""
+    terms = {name: term for name, term in terms_of(view).items() if weights.get(name, 0.0)}
+    total = 0.0 * view.logits.sum()  # every parameter takes part, as DDP expects
+    for name, term in terms.items():
+        total = total + weights[name] * term.to(total)
+    return total, {name: term.detach() for name, term in terms.items()}
+
+
+def backward(run: TrainingRun, loss: Tensor, outputs: Outputs) -> None:
+    """Add the gradient of the loss to ``.grad``."""
+    if outputs.run_part is None:
+        run.fabric.backward(loss)
+        return
+    loss.backward()
+    leaves, count = outputs.leaves, run.training.accumulate
+    begin = dict.fromkeys(leaves, 0)
+    for index in range(count):
+        waits = index < count - 1 and world() > 1
+        with run.fabric.no_backward_sync(run.student, enabled=waits):
+            total = torch.zeros((), device=run.fabric.device)
+            for key, answer in outputs.run_part(index).items():
+                gradient, end = leaves[key].grad, begin[key] + len(answer)
+                if gradient is not None:
+                    total = total + (answer * gradient[begin[key] : end].to(answer)).sum()
+                begin[key] = end
+            run.fabric.backward(total)
+
+
+def values_of(terms: Terms) -> dict[str, float]:
+    """Return the values of terms, read from the device at once."""
     if not terms:
         return {}
     place = next(iter(terms.values())).device
@@ -336,12 +130,237 @@ def _values(terms: Terms) -> dict[str, float]:
     return dict(zip(terms, found, strict=True))
 
 
+def attack(run: TrainingRun, rows: Rows) -> Terms:
+    """Add the gradient of the terms after the simulated attack, if any; return the terms."""
+    attacker = run.objective.attacker
+    if attacker is None or rows.harmful is None:
+        return {}
+    with _attacked(run, attacker, rows) as carry_back:
+        terms = add_gradient(run, rows, run.objective.after, run.weights, primary=False)
+        carry_back()
+    return terms
+
+
+def balanced_weights(run: TrainingRun, rows: Rows) -> dict[str, float]:
+    """Return the objective's weights; None becomes ``multiple·‖∇supervised‖/‖∇term‖``.
+
+    Raises:
+        NumericalError: if a gradient is not finite.
+    """
+    goal = run.objective
+    found = {SUPERVISED: 1.0} | {n: w for n, w in goal.weights.items() if w is not None}
+
+    def pull(name: str) -> float:
+        clear(run)
+        only = {name: 1.0 / _scale(run)}  # unscaled, so that half precision does not overflow
+        if goal.attacker is not None and rows.harmful is not None:
+            with _attacked(run, goal.attacker, rows):
+                add_gradient(run, rows, goal.after, only, primary=False)
+        add_gradient(run, rows, goal.terms, only)
+        return _norm(run, _gradients(run))
+
+    base: float | None = None
+    for name in (name for name, weight in goal.weights.items() if weight is None):
+        base = pull(SUPERVISED) if base is None else base
+        size = pull(name)
+        if not (math.isfinite(size) and math.isfinite(base)):
+            raise NumericalError(
+                f"the gradient of {name} or of the primary loss is not finite at the start. Check "
+                "the model's weights and the scale of its inputs."
+            )
+        found[name] = goal.multiples.get(name, 1.0) * base / size if size > 0 else 0.0
+        if not size:
+            run.note(
+                f"{name} has no gradient at the start, so no weight balances it: it is left out. "
+                "Give it a weight."
+            )
+    return found
+
+
+def clear(run: TrainingRun) -> None:
+    """Drop all gradients."""
+    for parameter in run.student.parameters():
+        parameter.grad = None
+
+
+def add_gradient(
+    run: TrainingRun,
+    rows: Rows,
+    terms_of: Callable[[View], Terms],
+    weights: Mapping[str, float],
+    primary: bool = True,
+) -> Terms:
+    """Run forward pass, loss and backward pass; return the terms."""
+    outputs = forward(run, rows, primary)
+    loss, terms = loss_of(outputs.view, terms_of, weights)
+    backward(run, loss, outputs)
+    return terms
+
+
+def _gradients(run: TrainingRun) -> list[Tensor]:
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in run.body]
+
+
+def _norm(run: TrainingRun, tensors: list[Tensor]) -> float:
+    square = torch.stack([t.detach().double().square().sum() for t in tensors]).sum()
+    return math.sqrt(float(summed(square) if run.sharded else square))
+
+
+def _scale(run: TrainingRun) -> float:
+    """Return the factor on losses in half precision."""
+    return 1.0 if run.scaler is None else float(run.scaler.get_scale())
+
+
+def _split(batch: Batch | None, count: int) -> list[Batch | None]:
+    if batch is None:
+        return [None] * count
+    return list(zip(*(part.tensor_split(count) for part in batch), strict=True))
+
+
+Pair = tuple[Batch | None, Batch | None]
+
+
+def _answers(run: TrainingRun, pair: Pair, asked: int | None = None) -> Answers:
+    """Return logits of the first pass, and features of both batches.
+
+    ``asked`` is the number of rows of a joint pass that the teacher is asked about next.
+    """
+    given = {role: batch[0] for role, batch in zip("ph", pair, strict=True) if batch is not None}
+    found: Answers = {}
+    for roles in ["".join(given)] if run.joint else list(given):
+        inputs = [given[role] for role in roles]
+        sizes = [len(part) for part in inputs]
+        teaches = run.teacher is not None and run.objective.teacher and roles.startswith("p")
+        lent = sizes[0] if asked is None else asked
+        follow = run.teacher.following(lent) if run.teacher and teaches else nullcontext()
+        with follow, _resting(run.student, roles == "h" and not run.joint):
+            logits, features = run.student(torch.cat(inputs) if len(inputs) > 1 else inputs[0])
+        found.setdefault(("logits", ""), logits.split(sizes)[0])
+        for layer, z in features.items():
+            found |= {(role, layer): part for role, part in zip(roles, z.split(sizes), strict=True)}
+    return found
+
+
+def _asked(run: TrainingRun, rows: Rows, pair: Pair) -> list[Tensor]:
+    """Return inputs to ask the teacher about: primary ones, and once a step harmful ones."""
+    taught = pair[0] if run.objective.teacher else None
+    told = pair[1] if run.objective.recall and rows.recalled is None else None
+    return [batch[0] for batch in (taught, told) if batch is not None]
+
+
+def _view(run: TrainingRun, rows: Rows, pair: Pair, asked: list[Tensor], answers: Answers) -> View:
+    """Return what the objective sees, the original's answers included."""
+    (primary, harmful), teacher = pair, None
+    if run.teacher is not None and asked:
+        asked = [torch.cat(asked)] if run.joint else asked  # as the student's own passes
+        parts = [part for x in asked for part in x.tensor_split(run.training.accumulate)]
+        logits, features = map(torch.cat, zip(*map(run.teacher, parts), strict=True))
+        count = len(primary[0]) if run.objective.teacher and primary is not None else 0
+        teacher = (logits[:count], features[:count]) if count else None
+        if len(features) > count and harmful is not None:
+            rows.recalled = recalled(features[count:], harmful[1])
+    none, targets = answers["logits", ""].new_zeros(0), None if harmful is None else harmful[1]
+    if harmful is not None and rows.recalled is not None:
+        targets = rows.recalled
+    return View(
+        answers["logits", ""],
+        none if primary is None else primary[1],
+        {layer: z for (role, layer), z in answers.items() if role == "p"},
+        {layer: z for (role, layer), z in answers.items() if role == "h"},
+        none if targets is None else targets,
+        teacher,
+        run.head,
+        run.training.label_smoothing,
+        len(run.streams) < 2 or run.streams[1].task.kind == "classification",
+    )
+
+
+@contextmanager
+def _attacked(run: TrainingRun, attacker: Attacker, rows: Rows) -> Iterator[Callable[[], None]]:
+    """Let the attacker move the parameters; put them back at the end.
+
+    Yields a function that carries ``.grad`` back to the starting point. The harmful head learns
+    from the attacker's first gradient.
+    """
+    start = [p.detach().clone() for p in run.body]
+    size = _norm(run, start)
+    path: list[tuple[list[Tensor], float]] = []
+
+    def gradient() -> list[Tensor]:
+        clear(run)
+        add_gradient(
+            run, rows, lambda view: {"attack": attacker.loss(view)}, {"attack": 1.0}, primary=False
+        )
+        return [g.clone() for g in _gradients(run)]
+
+    def carry_back() -> None:
+        """Apply ``v ← v − c·∇²L·v`` along the path, by central differences."""
+        if attacker.order == 1:
+            return
+        v = [g.clone() for g in _gradients(run)]
+        for place, factor in reversed(path):
+            norm = _norm(run, v)
+            if norm == 0:
+                break
+            h = DIFFERENCE * attacker.rate * size / norm
+            sides = []
+            for sign in (1.0, -1.0):
+                _place(run, [p + sign * h * d for p, d in zip(place, v, strict=True)])
+                sides.append(gradient())
+            v = [d - factor * (a - b) / (2 * h) for d, a, b in zip(v, *sides, strict=True)]
+        clear(run)
+        for p, g in zip(run.body, v, strict=True):
+            p.grad = g
+
+    try:
+        for index in range(attacker.steps):
+            with _learning_head(run, index == 0):
+                gradients = gradient()
+            norm = _norm(run, gradients)
+            factor = attacker.rate * size / norm if norm > 0 else 0.0
+            path.append(([p.detach().clone() for p in run.body], factor))
+            with torch.no_grad():
+                for p, g in zip(run.body, gradients, strict=True):
+                    p.sub_(g, alpha=factor)
+        clear(run)
+        yield carry_back
+    finally:
+        _place(run, start)
+
+
+def _place(run: TrainingRun, values: list[Tensor]) -> None:
+    with torch.no_grad():
+        for p, value in zip(run.body, values, strict=True):
+            p.copy_(value)
+
+
+@contextmanager
+def _learning_head(run: TrainingRun, learns: bool) -> Iterator[None]:
+    """Let the harmful head take one gradient step of its own, if ``learns``."""
+    if run.head is None or not learns:
+        yield
+        return
+    run.head.requires_grad_(True)
+    try:
+        yield
+        scale = _scale(run) if run.training.accumulate == 1 else 1.0  # parts: a plain backward
+        with torch.no_grad():
+            for p in run.head.parameters():
+                if p.grad is not None:
+                    p.sub_(summed(p.grad) / world() / scale)
+                    p.grad = None
+    finally:
+        run.head.requires_grad_(False)
+
+
 @contextmanager
 def _resting(module: nn.Module, rest: bool) -> Iterator[None]:
-    """Run in evaluation mode for a while, so that no statistics are taken."""
+    """TrainingRun in evaluation mode, so that no statistics are taken."""
     awake = [m for m in module.modules() if m.training] if rest else []
-    for m in awake:
-        m.training = False
-    yield
-    for m in awake:
-        m.training = True
+    try:
+        for m in awake:
+            m.training = False
+        yield
+    finally:
+        for m in awake:
+            m.training = True

@@ -1,57 +1,46 @@
-"""Training curves for TensorBoard, by default, and for Weights & Biases."""
+"""Training curves for TensorBoard and Weights & Biases, by Lightning's loggers."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from immunis.core.errors import SettingsError
 
 
-def need_wandb() -> Any:
-    """Weights & Biases, or what to install."""
+def need_wandb() -> None:
+    """Raise ``SettingsError`` if Weights & Biases is not installed."""
     try:
-        import wandb
+        import wandb  # noqa: F401
     except ImportError as error:
         raise SettingsError("wandb is not installed: pip install immunis[track]") from error
-    return wandb
 
 
-class Tracker:
-    """Writes scalars by step. Does nothing without a folder.
+def open_loggers(folder: Path | None, wandb: str | None, settings: Mapping[str, Any]) -> list[Any]:
+    """Return loggers of scalars: TensorBoard into a folder, and a Weights & Biases project."""
+    loggers: list[Any] = []
+    if folder is not None:
+        try:
+            from lightning.fabric.loggers import TensorBoardLogger
 
-    Args:
-        folder: where TensorBoard's event files go.
-        wandb: name of a Weights & Biases project to log to as well.
-        settings: what the run is, for its page.
-    """
+            logger = TensorBoardLogger(folder, name="", version="")
+            logger.experiment.flush()  # opens the file, or says that TensorBoard is missing
+            loggers.append(logger)
+        except ImportError:  # no reason to stop a run
+            warnings.warn(f"TensorBoard is not installed: no curves in {folder}.", stacklevel=2)
+    if wandb is not None:
+        need_wandb()
+        from lightning.pytorch.loggers import WandbLogger
 
-    def __init__(self, folder: Path | None, wandb: str | None, settings: Mapping[str, Any]) -> None:
-        self._writer: Any = None
-        self._run: Any = None
-        if folder is not None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
+        loggers.append(WandbLogger(project=wandb, config=dict(settings)))
+    return loggers
 
-                self._writer = SummaryWriter(str(folder))
-            except ImportError:  # curves are no reason to lose a run
-                warnings.warn(f"TensorBoard is not installed: no curves in {folder}.", stacklevel=2)
-        if wandb is not None:
-            self._run = need_wandb().init(project=wandb, config=dict(settings))
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write some scalars."""
-        for name, value in values.items():
-            if self._writer is not None:
-                self._writer.add_scalar(name, value, step)
-        if self._run is not None:
-            self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """Flush and end the run."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._run is not None:
-            self._run.finish()
+def close_loggers(loggers: Sequence[Any]) -> None:
+    """Flush and close every logger."""
+    for logger in loggers:
+        logger.finalize("success")
+        if hasattr(logger.experiment, "finish"):  # a run of Weights & Biases
+            logger.experiment.finish()
