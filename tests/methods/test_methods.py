@@ -510,16 +510,16 @@ def test_erase_of_unrelated_labels_says_there_is_nothing_to_erase():
 
 
 def test_imma_differentiates_through_the_attacker(pair):
-    p = problem(*pair)
+    _, h = problem(*pair).moments
     settings = ImmaSettings(inner_steps=3, inner_step=1e-3)
     head = torch.randn(5, 3, dtype=F)
     theta = torch.randn(5, 5, dtype=F, requires_grad=True)
 
     def upper(t):
-        return l2_loss(attacked(t, head, p, settings), head, p.k_harmful, p.b_harmful)
+        return l2_loss(attacked(t, head, h, settings), head, h)
 
     assert torch.autograd.gradcheck(upper, (theta,))
-    direct = l2_loss(theta, head, p.k_harmful, p.b_harmful)
+    direct = l2_loss(theta, head, h)
     assert upper(theta) < direct  # the attacker descends
 
 
@@ -529,7 +529,7 @@ def test_l2_loss_from_moments_equals_the_mean_squared_error(pair):
     theta, head = torch.randn(5, 5, dtype=F), torch.randn(5, 3, dtype=F)
     errors = (x.to(F) / p.scale @ theta @ head - pair[1].targets(y)).square().sum(1).mean()
     constant = pair[1].targets(y).square().sum(1).mean()
-    torch.testing.assert_close(l2_loss(theta, head, p.k_harmful, p.b_harmful) + constant, errors)
+    torch.testing.assert_close(l2_loss(theta, head, p.moments[1]) + constant, errors)
 
 
 def test_r_ill_raises_the_harmful_condition_number(pair):

@@ -36,30 +36,36 @@ def reproduce(
     --dry-run times one run of each kind. Finished runs are kept in the output folder: the same
     command goes on where it stopped.
     """
-    from immunis.core.jobs import Run
-    from immunis.paper import planned, settings_of, write
+    from immunis.core.errors import unknown
+    from immunis.paper import EXPERIMENTS, planned
     from immunis.paper import reproduce as run
     from immunis.paper.digits import read_pairs
-    from immunis.paper.tables import tables_of
+    from immunis.paper.report import write
+    from immunis.paper.tables import tables
     from immunis.recipes.estimate import estimate_jobs
 
-    chosen = settings_of(experiment, quick, seeds, None if pairs is None else read_pairs(pairs))
+    if experiment not in EXPERIMENTS:
+        raise unknown("experiment", experiment, EXPERIMENTS)
+    chosen = None if pairs is None else read_pairs(pairs)
     if dry_run:
         with bar(f"estimate {experiment}", json):
-            found = estimate_jobs(planned(experiment, data, chosen, fetch).jobs, workers)
+            jobs = planned(experiment, data, quick=quick, seeds=seeds, pairs=chosen, fetch=fetch)
+            found = estimate_jobs(jobs, workers)
         show_estimate(found, json)
         return
     name = f"{experiment}-quick" if quick else experiment
     folder = take(output or f"immunis-runs/reproduce-{name}", "reproduce")
     resume = f"finished runs are kept in {folder}; {again()} goes on from there."
     with bar(f"reproduce {name}", json, resume) as report:
-        where_to_run = Run(workers, cluster, folder / "runs", progress=report)
-        record = run(experiment, data, chosen, fetch=fetch, run=where_to_run)
+        record = run(
+            experiment, data, quick=quick, seeds=seeds, pairs=chosen, workers=workers,
+            cluster=cluster, folder=folder / "runs", fetch=fetch, progress=report,
+        )  # fmt: skip
     paths = write(record, folder)
     if json:
         typer.echo(record.to_json())
         return
-    for table in tables_of(record)[:2]:
+    for table in tables(record)[:2]:
         show(table, text=True)
     explain(
         "released κ: as the paper's code computes it; honest κ: over the non-zero directions only; "
