@@ -22,7 +22,6 @@ from immunis import (
     relative_immunization_ratio,
 )
 from immunis.methods import METHODS, LinearProblem, get_method
-from immunis.methods.base import Solution
 from immunis.methods.condition import MULTIPLES, STEP_SIZES, batches
 from immunis.methods.erase import eraser
 from immunis.methods.imma import Settings as ImmaSettings
@@ -565,18 +564,6 @@ def test_lost_directions_never_flatter(pair):
     assert p.rir(squashed) == 0
     with pytest.warns(RankWarning, match="unlike things"):
         relative_immunization_ratio(torch.diag(torch.tensor([1.0, 1, 1, 1, 0])), *pair)
-
-
-def test_a_method_of_forty_lines_can_be_added(pair, monkeypatch):
-    from immunis.methods.base import Descent, Method
-
-    def solve(problem, settings):
-        return Solution(problem.theta * 2, {"note": "twice"})
-
-    monkeypatch.setitem(METHODS, "double", Method("double", "θ times two", Descent, solve))
-    result = immunize(EYE, *pair, "double")
-    torch.testing.assert_close(result.model.weight.data, 2 * EYE)
-    assert result.record.figures["rir"]["value"] == pytest.approx(1)
 
 
 def test_no_method_warns_on_healthy_data(pair):
