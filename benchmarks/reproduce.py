@@ -1,6 +1,6 @@
 """How much faster the MNIST sweep is than the naive per-batch version; part of ``make bench``.
 
-The naive version is the paper's pseudo-code (``tests/reference.py``): per batch, by autograd
+The naive version is the paper's pseudo-code in ``tests/helpers/reference.py``: autograd
 through two 784×784 decompositions and two inverses. Ours makes the same step from 64×64 matrices
 in the joint range of the two digits. Both are timed on one thread. Exits with 1 if the ratio
 misses its target. With a path as argument, the ratios are saved there as a record.
@@ -13,20 +13,17 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from reference import naive_algorithm_1
-
+from helpers.reference import naive_algorithm_1
 from immunis import Record
 from immunis.core.errors import InputError
 from immunis.data.sources.mnist import mnist_images, standardised
-from immunis.paper import loop
-from immunis.paper.digits import JointRange, Task
-from immunis.paper.methods import initial
+from immunis.paper import digits, released_loop
 from immunis.paper.mnist import LOOP
+from immunis.paper.rows import initial
 
 PAIR, NAIVE_STEPS, TARGET = (3, 7), 8, 20.0
 
@@ -46,7 +43,7 @@ def our_step(x_p: torch.Tensor, x_h: torch.Tensor) -> float:
     """Seconds of one step of the released loop, over one epoch."""
     theta = initial(x_p.shape[1], 0).to(x_p)
     start = time.perf_counter()
-    list(loop.run(theta, (x_p, torch.zeros(len(x_p))), x_h, LOOP, (1,)))
+    list(released_loop.run(theta, (x_p, torch.zeros(len(x_p))), x_h, LOOP, (1,)))
     return (time.perf_counter() - start) / (len(x_p) // LOOP.batch)
 
 
@@ -62,13 +59,11 @@ def main() -> int:
     except InputError as error:
         print(f"left out: {error}")
         return 0
-    tasks = [
-        Task.of(images[labels == d], np.zeros(int((labels == d).sum()), np.int64)) for d in PAIR
-    ]
+    tasks = [digits.digit_task(*digits.alone((images, labels), digit)) for digit in PAIR]
     count = min(len(task.images) for task in tasks)
     pixels = [torch.from_numpy(standardised(task.images[:count])) for task in tasks]
-    joint = JointRange((tasks[0].gram, tasks[1].gram))
-    inside = [joint.coordinates(task.images[:count]) for task in tasks]
+    basis = digits.joint_basis(*(task.gram for task in tasks))
+    inside = [digits.coordinates(task.images[:count], basis) for task in tasks]
     naive = naive_step(*pixels)
     exact = our_step(*pixels)
     joined = our_step(*(x.float() for x in inside))

@@ -55,17 +55,11 @@ TABLES = {
     "bench-carry-over": carry_over_table,
     "bench-reproduce": bench_table,
     "bench-load": load_table,
-    "reproduce-house-prices": again.house_prices_table,
-    "reproduce-house-prices-factors": again.house_prices_factors_table,
-    "reproduce-house-prices-attackers": again.house_prices_attack_table,
-    "reproduce-house-prices-reasons": again.reasons_table,
-    "reproduce-house-prices-floor": again.floor_table,
-    "reproduce-mnist": again.mnist_table,
-    "reproduce-mnist-pairs": again.mnist_pairs_table,
-    "reproduce-mnist-factors": again.mnist_factors_table,
-    "reproduce-mnist-reasons": again.reasons_table,
-    "reproduce-mnist-binary": again.mnist_binary_table,
-    "reproduce-mnist-path": again.mnist_path_table,
+    **{
+        f"reproduce-{experiment}-{name}".rstrip("-"): make
+        for experiment, made in again.TABLES.items()
+        for name, make in made.items()
+    },
 }
 FIGURES = {
     "demo": ("overview",),

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -295,7 +296,11 @@ def test_mistakes_end_in_one_clear_error_and_leave_nothing_behind(
 def test_a_read_only_folder_is_said(run, tmp_path, monkeypatch):
     (tmp_path / "closed").mkdir(mode=0o500)
     if os.geteuid() == 0:  # root may write anywhere: take that away
-        monkeypatch.setattr(os, "access", lambda path, mode: "closed" not in str(path))
+
+        def closed(**_):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr("immunis.core.files.tempfile.TemporaryFile", closed)
     done = run("measure", "digits", "-o", "closed/x")
     assert done.returncode == 1
     assert "cannot write" in done.stderr
@@ -332,7 +337,7 @@ def test_an_interrupted_audit_says_how_to_go_on(run, monkeypatch):
     monkeypatch.setattr("immunis.audits.jobs.sweep", interrupted)
     done = run("audit", "digit-parity", "--attacks", "ridge")
     assert done.returncode == 130
-    assert "immunis audit digit-parity --attacks ridge goes on from there" in done.stderr
+    assert "continue with: immunis audit digit-parity --attacks ridge" in done.stderr
 
 
 def test_an_interrupted_run_says_so_and_writes_nothing(run, tmp_path, monkeypatch):

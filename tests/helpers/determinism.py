@@ -16,7 +16,7 @@ import torch
 from helpers.networks import small_net, tasks
 from immunis import Record, Task, audit, immunize, measure
 from immunis.data.sources import digits
-from immunis.paper import house_prices
+from immunis.paper import house_prices, reproduce
 from immunis.recipes import demo
 from immunis.training.loop import Training
 
@@ -57,7 +57,7 @@ def records(folder: Path) -> dict[str, Record]:
             attacks=["ridge", "sgd", "mlp", "knn"],
         ).record,
         "demo": shown,
-        "reproduce": house_prices.reproduce(folder, quick),
+        "reproduce": reproduce("house-prices", folder, quick),
     }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from immunis import (
     relative_immunization_ratio,
 )
 from immunis.methods import METHODS, LinearProblem, get_method
+from immunis.methods.base import Solution
 from immunis.methods.condition import MULTIPLES, STEP_SIZES, batches
 from immunis.methods.erase import eraser
 from immunis.methods.imma import Settings as ImmaSettings
@@ -509,16 +510,16 @@ def test_erase_of_unrelated_labels_says_there_is_nothing_to_erase():
 
 
 def test_imma_differentiates_through_the_attacker(pair):
-    _, h = problem(*pair).moments
+    p = problem(*pair)
     settings = ImmaSettings(inner_steps=3, inner_step=1e-3)
     head = torch.randn(5, 3, dtype=F)
     theta = torch.randn(5, 5, dtype=F, requires_grad=True)
 
     def upper(t):
-        return l2_loss(attacked(t, head, h, settings), head, h)
+        return l2_loss(attacked(t, head, p, settings), head, p.k_harmful, p.b_harmful)
 
     assert torch.autograd.gradcheck(upper, (theta,))
-    direct = l2_loss(theta, head, h)
+    direct = l2_loss(theta, head, p.k_harmful, p.b_harmful)
     assert upper(theta) < direct  # the attacker descends
 
 
@@ -528,7 +529,7 @@ def test_l2_loss_from_moments_equals_the_mean_squared_error(pair):
     theta, head = torch.randn(5, 5, dtype=F), torch.randn(5, 3, dtype=F)
     errors = (x.to(F) / p.scale @ theta @ head - pair[1].targets(y)).square().sum(1).mean()
     constant = pair[1].targets(y).square().sum(1).mean()
-    torch.testing.assert_close(l2_loss(theta, head, p.moments[1]) + constant, errors)
+    torch.testing.assert_close(l2_loss(theta, head, p.k_harmful, p.b_harmful) + constant, errors)
 
 
 def test_r_ill_raises_the_harmful_condition_number(pair):
@@ -564,6 +565,18 @@ def test_lost_directions_never_flatter(pair):
     assert p.rir(squashed) == 0
     with pytest.warns(RankWarning, match="unlike things"):
         relative_immunization_ratio(torch.diag(torch.tensor([1.0, 1, 1, 1, 0])), *pair)
+
+
+def test_a_method_of_forty_lines_can_be_added(pair, monkeypatch):
+    from immunis.methods.base import Descent, Method
+
+    def solve(problem, settings):
+        return Solution(problem.theta * 2, {"note": "twice"})
+
+    monkeypatch.setitem(METHODS, "double", Method("double", "θ times two", Descent, solve))
+    result = immunize(EYE, *pair, "double")
+    torch.testing.assert_close(result.model.weight.data, 2 * EYE)
+    assert result.record.figures["rir"]["value"] == pytest.approx(1)
 
 
 def test_no_method_warns_on_healthy_data(pair):

@@ -44,7 +44,7 @@ def test_every_bundled_recipe_is_valid(name):
         ("[data]\nsource = 'digits'\n[audit]\nattacks = 'quik'", "did you mean 'quick'"),
         ("[data]\nsource = 'digits'\n[audit]\nattacks = ['rigde']", "did you mean 'ridge'"),
         ("[data]\nsource = 'digits'\n[audit.space]\nrte = [1]", "did you mean 'rate'"),
-        ("[data]\nsource = 'digits'\n[audit]\nseeds = 0", "need at least 1"),
+        ("[data]\nsource = 'digits'\n[audit]\nseeds = 0", "expected at least 1"),
         ("[data]\nsource = 'digits'\n[audit]\nseed = 1", "did you mean 'seeds'"),
         ("[data]\nsource = 'digits'\n[[audit.methods]]\nname = 'erse'", "did you mean 'erase'"),
         *(

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rich.progress
 import rich.table
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from immunis.core.distributed import first
 from immunis.core.errors import InputError, OutputError
+from immunis.core.files import hold
+from immunis.core.progress import Progress
 from immunis.core.records import Record, printable
 from immunis.report.format import Table
 
@@ -27,7 +30,7 @@ held = ExitStack()  # output folders, until the command ends
 
 @dataclass
 class Manner:
-    """How much to say: ``quiet`` for where the result is alone, ``verbose`` for every stage."""
+    """How much to say: ``quiet`` for the result's place alone, ``verbose`` for every stage."""
 
     quiet: bool = False
     verbose: bool = False
@@ -37,21 +40,33 @@ manner = Manner()
 
 
 def say(line: str, style: str | None = None) -> None:
-    """Print a line on stderr as it is, control characters written out."""
+    """Print a line on stderr, control characters written out."""
     err.print(printable(line), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-@contextmanager
-def bar(
-    title: str, quiet: bool, kept: str = "no result was written."
-) -> Iterator[Callable[[str, float], None]]:
-    """A progress bar on stderr; pulses until the first report."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(compact=True))
-    hidden = quiet or manner.quiet or manner.verbose
-    with Progress(*columns, console=err, transient=True, disable=hidden) as progress:
-        job = progress.add_task(escape(printable(title)), total=None)
+def show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:
+    """Print a warning in one line, by the first process only; stands in for Python's own."""
+    if not manner.quiet and first():
+        say(f"warning: {message}", "yellow")
 
-        said = [""]
+
+def again(option: str = "") -> str:
+    """Return the command as it was given, with one more option."""
+    words = [*sys.argv[1:], *([option] if option and option not in sys.argv else [])]
+    return f"immunis {shlex.join(words)}"
+
+
+@contextmanager
+def bar(title: str, quiet: bool, kept: str = "no result was written.") -> Iterator[Progress]:
+    """Show a progress bar on stderr; an interrupt ends the command and says what was kept."""
+    columns = (
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.TimeRemainingColumn(compact=True),
+    )
+    hidden = quiet or manner.quiet or manner.verbose
+    with rich.progress.Progress(*columns, console=err, transient=True, disable=hidden) as progress:
+        job, said = progress.add_task(escape(printable(title)), total=None), [""]
 
         def report(what: str, share: float) -> None:
             line = f"{share:4.0%} {what}"
@@ -68,23 +83,19 @@ def bar(
 
 
 def show(table: Table, text: bool = False) -> None:
-    """Print a table of figures; with ``text``, cells are left-aligned and wrap instead."""
-    if manner.quiet:
+    """Print a table that has rows; with ``text``, cells are left-aligned and wrap."""
+    if manner.quiet or not table.rows:
         return
+    padding = (0, 1) if text else 0
     grid = rich.table.Table(
-        title=escape(printable(table.title)),
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1) if text else 0,
+        title=escape(printable(table.title)), title_justify="left", box=SIMPLE_HEAD, padding=padding
     )
     for index, column in enumerate(table.columns):
-        left = text or index == 0
-        longest = max((len(row[index]) for row in table.rows), default=0)
-        whole = index == 0 or longest > len(column)  # else its head alone may break
+        longest = max(len(row[index]) for row in table.rows)
         grid.add_column(
             escape(printable(column)),
-            justify="left" if left else "right",
-            no_wrap=whole and not text,
+            justify="left" if text or index == 0 else "right",
+            no_wrap=not text and (index == 0 or longest > len(column)),  # else its head may break
             overflow="fold",
         )
     for row in table.rows:
@@ -92,39 +103,25 @@ def show(table: Table, text: bool = False) -> None:
     out.print(grid)
 
 
-def again(option: str = "") -> str:
-    """The command as it was given, to be given again, with an option more."""
-    words = [*sys.argv[1:], *([option] if option and option not in sys.argv else [])]
-    return f"immunis {shlex.join(words)}"
-
-
-def explain(text: str) -> None:
-    """Say in words what a table shows."""
-    if not manner.quiet:
-        out.print(printable(text), highlight=False, markup=False)
-
-
-def show_estimate(found: Any, json: bool) -> None:
-    """Print an estimate: its parts, and the whole as the last line."""
+def estimate(name: str, json: bool, call: Callable[[], Any]) -> None:
+    """Print what a command would take: its parts, and the whole as the last line."""
+    with bar(f"estimate {name}", json):
+        found = call()
     if json:
-        from json import dumps
-
-        typer.echo(dumps(found.to_dict(), indent=1))
+        out.print_json(data=found.to_dict())
         return
     show(found.table())
     out.print(printable(found.sentence()), soft_wrap=True, highlight=False, markup=False)
 
 
-def take(path: str, kind: str = "") -> Path:
-    """Hold an output folder until the command ends: nobody else writes to it meanwhile.
+def take(path: str | Path, kind: str = "") -> Path:
+    """Hold an output folder until the command ends: no other process may write to it.
 
     Raises:
-        OutputError: where the folder is in use, or holds a record of another kind.
+        OutputError: if the folder is in use, or holds a record of another kind.
     """
-    from immunis.core.files import hold
-
     folder = held.enter_context(hold(path))
-    with suppress(InputError):  # none there, or a damaged one: it is replaced
+    with suppress(InputError):  # no record, or a damaged one: it is replaced
         found = Record.load(folder / "record.json").kind if kind else ""
         if found != kind:
             raise OutputError(
@@ -134,15 +131,26 @@ def take(path: str, kind: str = "") -> Path:
     return folder
 
 
+def finish(
+    record: Record,
+    paths: Sequence[Path],
+    json: bool,
+    tables: Sequence[Table],
+    words: str,
+    text: bool = False,
+) -> None:
+    """Print a record that was written: as JSON, or as tables, words and where it is."""
+    if json:
+        typer.echo(record.to_json())
+        return
+    for table in tables:
+        show(table, text)
+    if not manner.quiet:
+        out.print(printable(words), highlight=False, markup=False)
+    where(*paths)
+
+
 def where(*paths: Path) -> None:
-    """Say where the result is; always the last line."""
+    """Print where the result is; always the last line."""
     line = "written: " + ", ".join(str(path) for path in paths)
     out.print(printable(line), soft_wrap=True, markup=False)
-
-
-def show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:
-    """Stand in for ``warnings.showwarning``: one line, no source, by one process of a run."""
-    from immunis.core.distributed import first
-
-    if not manner.quiet and first():
-        say(f"warning: {message}", "yellow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -57,36 +58,40 @@ Recipe = Annotated[
         autocompletion=_recipes,
     ),
 ]
+Records = Annotated[
+    list[Path],
+    typer.Argument(metavar="RECORD", help="record.json of demo, immunize, audit or reproduce."),
+]
 Attacks = Annotated[
     str | None,
     typer.Option(
-        help="quick, standard, full, or names separated by commas; the recipe's if left out.",
+        help="quick, standard, full, or names separated by commas; default: the recipe's.",
         autocompletion=_attacks,
     ),
 ]
 Data = Annotated[
     str | None,
-    typer.Option("--data", help="Folder with data files; default $IMMUNIS_DATA, ~/.cache/immunis."),
+    typer.Option(help="Folder with data files; default: $IMMUNIS_DATA, then ~/.cache/immunis."),
 ]
 Output = Annotated[
-    str | None, typer.Option("--output", "-o", help="Folder for the results; made if missing.")
+    str | None,
+    typer.Option("--output", "-o", help="Folder for the results; it is made if it is missing."),
 ]
-Workers = Annotated[int, typer.Option(min=1, help="Processes on this machine.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes to run on this machine.")]
 Cluster = Annotated[
-    str | None, typer.Option(help="Ray cluster: ray://HOST:PORT, or local. Extra: cluster.")
+    str | None,
+    typer.Option(help="Ray cluster, ray://HOST:PORT or local. Needs the extra: cluster."),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="Print the record as JSON on stdout, and nothing else.")
+    bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else.")
 ]
-
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only estimate time and memory, from a short pilot.")
 ]
 Device = Annotated[
-    str, typer.Option(help="cpu, cuda, auto, or mps (not to train): where models run.")
+    str, typer.Option(help="Where models run: cpu, cuda, auto, or mps (not for training).")
 ]
-Devices = Annotated[int, typer.Option(min=1, help="Devices of this machine to train on.")]
-Precision = Annotated[str, typer.Option(help="32-true, bf16-mixed, ...: of training.")]
+Precision = Annotated[str, typer.Option(help="Precision of training: 32-true, bf16-mixed, ...")]
 
 
 def _version(wanted: bool) -> None:

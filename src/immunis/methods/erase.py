@@ -31,6 +31,7 @@ class Settings:
     strength: float = 1e-3
 
     def __post_init__(self) -> None:
+        """Check the range."""
         require(0 <= self.strength <= 1, f"strength={self.strength}: need 0 <= strength <= 1")
 
 
@@ -71,5 +72,5 @@ METHOD = Method(
     Settings,
     solve,
     order=6,
-    demo={"erase ε=0.001": {}, "erase ε=0": {"strength": 0.0}},
+    demo={f"erase ε={strength:g}": {"strength": strength} for strength in (1e-3, 0.0)},
 )

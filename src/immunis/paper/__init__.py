@@ -3,94 +3,134 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from immunis.core.errors import SettingsError, unknown
-from immunis.core.jobs import Job
+from immunis.core.files import release
+from immunis.core.hashing import key_of
+from immunis.core.jobs import HERE, Job, Run, sweep
 from immunis.core.records import Record
+from immunis.core.version import __version__
 from immunis.data.sources.house_prices import find_or_fetch
 from immunis.paper import house_prices, mnist
+from immunis.paper.figures import FIGURES
+from immunis.paper.published import printed
+from immunis.paper.tables import flat_table, tables_of
 
-EXPERIMENTS: dict[str, Any] = {house_prices.NAME: house_prices, mnist.NAME: mnist}
+EXPERIMENTS: dict[str, Any] = {"house-prices": house_prices, "mnist": mnist}
+
+
+def settings_of(
+    experiment: str,
+    quick: bool = False,
+    seeds: int | None = None,
+    pairs: Sequence[tuple[int, int]] | None = None,
+) -> Any:
+    """Return how much of an experiment to run.
+
+    Args:
+        experiment: ``"house-prices"`` or ``"mnist"``.
+        quick: a small part of it: one seed, and six digit pairs.
+        seeds: repeats, in place of the paper's 5 (House Prices) or 3 (MNIST).
+        pairs: (primary, harmful) digits, in place of all 90 or the quick run's six; MNIST only.
+    """
+    if experiment not in EXPERIMENTS:
+        raise unknown("experiment", experiment, EXPERIMENTS)
+    if pairs is not None and experiment != "mnist":
+        raise SettingsError(f"pairs of digits are for mnist, not for {experiment}.")
+    module = EXPERIMENTS[experiment]
+    given = {"seeds": seeds, "pairs": None if pairs is None else tuple(pairs)}
+    changed = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(module.QUICK if quick else module.Settings(), **changed)
+
+
+class Plan(NamedTuple):
+    """The jobs of an experiment, the data they use, and what a record says of it."""
+
+    jobs: dict[str, Job]
+    source: Any
+    description: dict[str, Any]
+
+
+def planned(
+    experiment: str, data: str | Path | None = None, settings: Any = None, fetch: bool = False
+) -> Plan:
+    """Return what ``reproduce`` would run with the same arguments."""
+    module, settings = EXPERIMENTS[experiment], settings or settings_of(experiment)
+    if fetch and experiment != "house-prices":
+        raise SettingsError(f"fetch is for house-prices, not for {experiment}.")
+    if fetch:
+        find_or_fetch(data, fetch=True)
+    source, description = module.read(data)
+    jobs = {
+        key_of(__version__, experiment, *parts, description): job
+        for parts, job in module.jobs(source, settings)
+    }
+    return Plan(jobs, source, description)
 
 
 def reproduce(
     experiment: str,
     data: str | Path | None = None,
+    settings: Any = None,
     *,
-    quick: bool = False,
-    seeds: int | None = None,
-    pairs: Sequence[tuple[int, int]] | None = None,
-    workers: int = 1,
-    cluster: str | None = None,
-    folder: str | Path | None = None,
     fetch: bool = False,
-    progress: Callable[[str, float], None] = lambda what, share: None,
+    run: Run = HERE,
 ) -> Record:
     """Run one of the paper's linear experiments again and compare.
 
     Args:
         experiment: ``"house-prices"`` or ``"mnist"``.
         data: folder with the data files; ``$IMMUNIS_DATA`` or ``~/.cache/immunis`` if left out.
-        quick: a small part of it: one seed, and six digit pairs.
-        seeds: repeats, in place of the paper's 5 (House Prices) or 3 (MNIST).
-        pairs: (primary, harmful) digits, in place of all 90 or the quick run's six; MNIST only.
-        workers: processes on this machine.
-        cluster: address of a Ray cluster instead.
-        folder: where finished runs are kept, to go on from after an interruption.
-        fetch: get House Prices from OpenML where no file is found; otherwise no network is used.
-        progress: called with what was done and the share of the whole.
+        settings: from ``settings_of``; everything if left out.
+        fetch: get House Prices from OpenML if no file is found; otherwise no network is used.
+        run: where jobs run; its folder keeps finished ones, to continue after an interruption.
 
     Raises:
         InputError: for data that is missing, damaged or not what the paper used.
         SettingsError: for an unknown experiment or impossible settings.
     """
-    module, settings = _chosen(experiment, data, quick, seeds, pairs, fetch)
-    return module.reproduce(
-        data, settings, workers=workers, cluster=cluster, folder=folder, progress=progress
+    start, settings = time.perf_counter(), settings or settings_of(experiment)
+    module = EXPERIMENTS[experiment]
+    jobs, source, description = planned(experiment, data, settings, fetch)
+    results = list(sweep(jobs, run).values())
+    return Record(
+        kind="reproduce",
+        name=experiment,
+        figures=module.figures(source, settings, results),
+        settings={
+            **dataclasses.asdict(settings),
+            "loop": dataclasses.asdict(module.LOOP),
+            "published": printed(experiment)["table"],
+            **module.FIXED,
+        },
+        data=description,
+        seed=0,
+        seconds=time.perf_counter() - start,
     )
 
 
-def planned(
-    experiment: str,
-    data: str | Path | None = None,
-    *,
-    quick: bool = False,
-    seeds: int | None = None,
-    pairs: Sequence[tuple[int, int]] | None = None,
-    fetch: bool = False,
-) -> dict[str, Job]:
-    """The jobs that ``reproduce`` would run with these arguments; none is run."""
-    module, settings = _chosen(experiment, data, quick, seeds, pairs, fetch)
-    return module.jobs(data, settings)
+def write(record: Record, folder: str | Path) -> list[Path]:
+    """Write the record, its tables and its figures into a folder and return the paths.
+
+    Tables for people go to ``tables.md`` and ``tables.tex``, plain numbers to ``figures.csv``.
+    """
+    made = tables_of(record)
+    drawn = {
+        f"{name}.{kind}": draw(record, kind)
+        for name, draw in FIGURES[record.name].items()
+        for kind in ("png", "pdf")
+    }
+    texts = {
+        "record.json": record.to_file(),
+        "tables.md": "\n\n".join(f"## {t.title}\n\n{t.markdown()}" for t in made) + "\n",
+        "tables.tex": "\n\n".join(t.latex() for t in made) + "\n",
+        "figures.csv": flat_table(record).csv(),
+    }
+    return release(folder, {**texts, **drawn})
 
 
-def _chosen(
-    experiment: str,
-    data: str | Path | None,
-    quick: bool,
-    seeds: int | None,
-    pairs: Sequence[tuple[int, int]] | None,
-    fetch: bool,
-) -> tuple[Any, Any]:
-    """The experiment's module, and how much of it to run; data is fetched where asked."""
-    if experiment not in EXPERIMENTS:
-        raise unknown("experiment", experiment, EXPERIMENTS)
-    module = EXPERIMENTS[experiment]
-    settings = module.quick() if quick else module.Settings()
-    if seeds is not None:
-        settings = dataclasses.replace(settings, seeds=seeds)
-    if pairs is not None:
-        if experiment != mnist.NAME:
-            raise SettingsError(f"pairs of digits are for {mnist.NAME}, not for {experiment}.")
-        settings = dataclasses.replace(settings, pairs=tuple(pairs))
-    if fetch:
-        if experiment != house_prices.NAME:
-            raise SettingsError(f"fetch is for {house_prices.NAME}, not for {experiment}.")
-        find_or_fetch(data, fetch=True)
-    return module, settings
-
-
-__all__ = ["EXPERIMENTS", "planned", "reproduce"]
+__all__ = ["EXPERIMENTS", "planned", "reproduce", "settings_of", "write"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from immunis.core.records import Record
-from immunis.paper.judgement import LARGE, published
+from immunis.paper.published import LARGE, printed
 from immunis.report import style
 from immunis.report.figures import OTHERS
 from immunis.report.style import MARKS, canvas, rendered
@@ -107,7 +107,7 @@ def path(record: Record, kind: str = "png") -> bytes:
     """RIR along the epochs of the released loop, with the published figures as lines."""
     figure = canvas(9.5, 3.8)
     axes = figure.subplots(1, 2, sharey=True)
-    said = published(record.name)["methods"]
+    said = printed(record.name)["methods"]
     labels = {row["method"]: row for row in record.figures["rows"]}
     for axis, which in zip(axes, ("released", "honest"), strict=True):
         for name, curve in record.figures["path"].items():

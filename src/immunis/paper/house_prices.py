@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
-from immunis.attacks.contract import Samples
 from immunis.audits.feature_cache import chance_of, samples_of
-from immunis.core.errors import NumericalError, SettingsError
-from immunis.core.hashing import key_of
-from immunis.core.jobs import Job, Run, sweep
-from immunis.core.records import Record
+from immunis.core.errors import RankWarning
+from immunis.core.jobs import Job
+from immunis.core.settings import require, whole
 from immunis.core.thinning import log_steps
-from immunis.core.version import __version__
 from immunis.data.sources.common import Tasks
 from immunis.data.sources.house_prices import SHA256, find_or_fetch, released_split
-from immunis.methods import LinearProblem
-from immunis.paper import loop
-from immunis.paper.attackers import ORIGINAL, attack, paid
-from immunis.paper.judgement import compare, published
-from immunis.paper.measures import Pair, norm_ratios
-from immunis.paper.methods import CLOSED, ROWS, Found, Setting
-from immunis.theory.gram import gram
+from immunis.paper import released_loop
+from immunis.paper.measures import Pair, attack, paid
+from immunis.paper.published import compare, printed
+from immunis.paper.rows import CLOSED, IDENTITY, ROWS, problem_of, run_method
+from immunis.theory.descent import norm_ratio_curve
+from immunis.theory.frontier import whiten
+from immunis.theory.gram import as_extractor, gram
 from immunis.theory.measure import data_figures
 
-NAME = "house-prices"
-PATH = (1, 2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 700)
-Progress = Callable[[str, float], None]
+LOOP = released_loop.Settings()
+PATH = (1, 2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 700)  # epochs to measure on the way
+FIXED = {"deterministic": [n for n, row in ROWS.items() if not row.seeded and n != IDENTITY]}
 
 
 @dataclass(frozen=True)
@@ -56,203 +53,123 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        rising = all(a < b for a, b in zip(self.epochs, self.epochs[1:], strict=False))
-        if not (self.seeds >= 1 and self.epochs and self.epochs[0] >= 1 and rising):
-            raise SettingsError(
-                f"seeds={self.seeds}, epochs={list(self.epochs)}: need at least one seed, and "
-                "epochs that rise from at least 1."
-            )
-        if self.budget < 1 or self.curve < 1:
-            raise SettingsError(f"budget={self.budget}, curve={self.curve}: need at least 1.")
+        for name in ("seeds", "budget", "curve"):
+            whole(getattr(self, name), name, 1)
+        rising = all(a < b for a, b in pairwise((0, *self.epochs)))
+        require(bool(self.epochs) and rising, f"epochs={self.epochs}: expected rising numbers.")
 
 
-def quick() -> Settings:
-    """One seed; everything else as in the full run."""
-    return Settings(seeds=1)
+QUICK = Settings(seeds=1)
 
 
-def reproduce(
-    data: str | Path | None = None,
-    settings: Settings | None = None,
-    *,
-    workers: int = 1,
-    cluster: str | None = None,
-    folder: str | Path | None = None,
-    progress: Progress = lambda what, share: None,
-) -> Record:
-    """Run every method on House Prices and compare with the paper's table 1.
-
-    Args:
-        data: folder that holds ``house_prices/train.csv``; see ``find_or_fetch``.
-        settings: how much to run; the paper's five seeds if left out.
-        workers: processes on this machine.
-        cluster: address of a Ray cluster.
-        folder: where finished runs are kept, to go on from after an interruption.
-        progress: called with what was done and the share of the whole.
-    """
-    start, settings = time.perf_counter(), settings or Settings()
-    path, tasks, digest = _read(data)
-    todo = _jobs(settings, tasks, digest)
-    results = sweep(todo, Run(workers, cluster, folder, progress=progress))
-    by_name: dict[str, list[Any]] = {}
-    for key, job in todo.items():
-        by_name.setdefault(job.kind, []).append(results[key])
-    pair = _pair(tasks)
-    return Record(
-        kind="reproduce",
-        name=NAME,
-        figures={
-            "pair": {**pair.figures(), **pair.spectra()},
-            **_figures(by_name, samples_of(tasks.attacker), log_steps(settings.curve)),
-        },
-        settings={
-            **dataclasses.asdict(settings),
-            "loop": dataclasses.asdict(loop.Settings()),
-            "published": published(NAME)["table"],
-            "deterministic": [name for name, row in ROWS.items() if not row.seeded],
-        },
-        data={
-            "file": {"name": path.name, "sha256": digest, "as_expected": digest == SHA256},
-            **data_figures(primary=tasks.primary, harmful=tasks.harmful, attacker=tasks.attacker),
-        },
-        seed=0,
-        seconds=time.perf_counter() - start,
-    )
-
-
-def jobs(data: str | Path | None, settings: Settings) -> dict[str, Job]:
-    """What ``reproduce`` runs."""
-    _, tasks, digest = _read(data)
-    return _jobs(settings, tasks, digest)
-
-
-def _read(data: str | Path | None) -> tuple[Path, Tasks, str]:
-    """The file, the released code's split of it, and its hash."""
+def read(data: str | Path | None) -> tuple[Tasks, dict[str, Any]]:
+    """Return the released code's split of ``house_prices/train.csv``, and a record's ``data``."""
     path = find_or_fetch(data)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != SHA256:
         warnings.warn(
-            f"{path} has sha256 {digest}, Kaggle's file {SHA256}: figures may differ from ours.",
-            stacklevel=3,
+            f"{path} has sha256 {digest}, Kaggle's file has {SHA256}: figures may differ.",
+            stacklevel=4,
         )
-    return path, released_split(path), digest
+    tasks = released_split(path)
+    file = {"name": path.name, "sha256": digest, "as_expected": digest == SHA256}
+    used = data_figures(primary=tasks.primary, harmful=tasks.harmful, attacker=tasks.attacker)
+    return tasks, {"file": file, **used}
 
 
-def _jobs(settings: Settings, tasks: Tasks, digest: str) -> dict[str, Job]:
-    """One job a method and seed; its kind is the method."""
+def jobs(tasks: Tasks, settings: Settings) -> Iterator[tuple[tuple[Any, ...], Job]]:
+    """Yield one job for each method and seed, after what decides its result besides the data."""
     same = {k: v for k, v in dataclasses.asdict(settings).items() if k != "seeds"}
-    return {
-        key_of(__version__, NAME, "by seed", name, seed, same, digest): Job(
-            _one, (name, seed, settings, tasks), f"{name}: seed {seed}"
-        )
-        for name in (ORIGINAL, *ROWS)
-        for seed in range(settings.seeds)
-    }
+    for name in ROWS:
+        for seed in range(settings.seeds):
+            job = Job(run_seed, (name, seed, settings, tasks), f"{name}: seed {seed}")
+            yield (name, seed, same), job
+
+
+def run_seed(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str, Any]:
+    """Return what one method finds with one seed; a cell has both κ, the attacks and the curves.
+
+    A method without random numbers meets the attackers of the seed all the same.
+    """
+    pair, samples = _pair(tasks), samples_of(tasks.attacker)
+    both = {"primary": tasks.primary, "harmful": tasks.harmful}
+
+    def more(theta: Tensor) -> dict[str, Any]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RankWarning)  # ranks are in the record
+            curves = {
+                role: norm_ratio_curve(gram(task, as_extractor(theta)), settings.curve).tolist()
+                for role, task in both.items()
+            }
+        kept = {
+            role: [curve[t] for t in log_steps(settings.curve)] for role, curve in curves.items()
+        }
+        return {"attacks": attack(theta, samples, settings.budget, seed), "norm_ratio": kept}
+
+    problem, stops = problem_of(pair, (tasks.primary, tasks.harmful), seed), set(settings.epochs)
+    if ROWS[name].objective:  # one run passes them all
+        stops |= {mark for mark in PATH if mark < settings.epochs[-1]}
+    path, cells = run_method(name, problem, LOOP, sorted(stops), pair, settings.epochs, more)
+    return {"method": name, "seed": seed, "path": path, "cells": cells}
 
 
 def _pair(tasks: Tasks) -> Pair:
     return Pair.of(gram(tasks.primary), gram(tasks.harmful))
 
 
-def _one(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str, Any]:
-    """One method with one seed: at each number of epochs both κ, the attacks, the curves.
-
-    A method that draws no random numbers is made again and meets that seed's attackers.
-    """
-    pair, samples = _pair(tasks), samples_of(tasks.attacker)
-    (x_p, y_p), (x_h, _) = tasks.primary.train.tensors(), tasks.harmful.train.tensors()
-    eye = torch.eye(x_p.shape[1], dtype=torch.float64)
-    found: Found = iter([(CLOSED, eye)])
-    if name != ORIGINAL:
-        problem = LinearProblem(
-            eye, pair.primary.gram, pair.harmful.gram, (tasks.primary, tasks.harmful)
-        )
-        chosen = loop.Settings()
-        stops = settings.epochs
-        if ROWS[name].looped:  # one run passes them all
-            stops = tuple(sorted({*stops, *(mark for mark in PATH if mark < stops[-1])}))
-        found = ROWS[name].find(Setting(problem, (x_p, y_p), x_h, chosen, stops), seed)
-    marks = log_steps(settings.curve)
-    done: dict[str, Any] = {"path": [], "cells": {}}
-    for epochs, theta in found:
-        wanted = epochs in (CLOSED, *settings.epochs)
-        try:
-            if isinstance(theta, NumericalError):
-                raise theta
-            ratios = pair.ratios(theta)
-        except NumericalError as error:
-            if wanted:
-                done["cells"][str(epochs)] = {"diverged": str(error)}
-            continue
-        done["path"].append([epochs, ratios["released"]["rir"], ratios["honest"]["rir"]])
-        if not wanted:
-            continue
-        curves = norm_ratios((tasks.primary, tasks.harmful), theta, settings.curve)
-        done["cells"][str(epochs)] = {
-            "ratios": ratios,
-            "attacks": attack(theta, samples, settings.budget, seed),
-            "norm_ratio": {task: [curve[t] for t in marks] for task, curve in curves.items()},
-        }
-    return done
-
-
-def _figures(
-    by_name: Mapping[str, Sequence[Mapping[str, Any]]], samples: Samples, marks: list[int]
-) -> dict[str, Any]:
-    """Rows of the table and the norm-ratio curves, from the runs that did not diverge."""
-    chance = chance_of(samples)
-    every = {
-        f"{name} {epochs}" if epochs != str(CLOSED) else name: (name, int(epochs), runs)
-        for name, runs in by_name.items()
-        for epochs in runs[0]["cells"]
-    }
-    done = {
-        cell: [
-            run["cells"][str(epochs)] for run in runs if "diverged" not in run["cells"][str(epochs)]
-        ]
-        for cell, (_, epochs, runs) in every.items()
-    }
-    costs = paid({c: [run["attacks"] for run in runs] for c, runs in done.items() if runs}, chance)
-    rows, curves = [], {}
-    for cell, (name, epochs, runs) in every.items():
-        row = ROWS.get(name)
-        label = row.label if row else name
-        if done[cell]:
-            curves[cell] = {"label": label, "epochs": epochs, **_means(done[cell])}
-        if row is not None:
-            kept, tried = (done[cell], len(runs)) if row.seeded else (done[cell][:1], 1)
-            said = published(NAME)["methods"].get(row.said)
-            rows.append(
-                {
-                    "method": name,
-                    "label": label,
-                    "epochs": epochs,
-                    "published": said,
-                    "runs": tried,
-                    **compare(said, [run["ratios"] for run in kept], tried),
-                    "attacks": costs.get(cell, {}),
-                }
-            )
+def figures(tasks: Tasks, settings: Settings, results: Sequence[Any]) -> dict[str, Any]:
+    """Return the figures of the pair, the rows of the table and the curves."""
+    chance = chance_of(samples_of(tasks.attacker))
+    paths: dict[str, list[Any]] = {}
+    cells: dict[str, list[tuple[int, Any]]] = {}  # by method and epochs, with the seed
+    for result in results:
+        name = result["method"]
+        paths.setdefault(name, []).append(result["path"])
+        for epochs, cell in result["cells"].items():
+            label = name if int(epochs) == CLOSED else f"{name} {epochs}"
+            cells.setdefault(label, []).append((result["seed"], cell))
+    done = {label: [c for _, c in found if "ratios" in c] for label, found in cells.items()}
+    attacks = {label: [cell["attacks"] for cell in good] for label, good in done.items() if good}
+    costs, rows, curves = paid(attacks, IDENTITY, chance), [], {}
+    for label, found in cells.items():
+        name, _, epochs = label.partition(" ")
+        row = ROWS[name]
+        head = {"label": row.label, "epochs": int(epochs or CLOSED)}
+        if done[label]:
+            curves[label] = {**head, **_mean_curves(done[label])}
+        if name != IDENTITY:
+            said = printed("house-prices")["methods"].get(row.said)
+            compared = compare(said, found if row.seeded else found[:1])
+            compared |= {"diverged": compared["failed"], "attacks": costs.get(label, {})}
+            rows.append({"method": name, **head, **compared})
+    pair = _pair(tasks)
+    spectra = {"primary": pair.primary.spectrum, "harmful": pair.harmful.spectrum}
     return {
+        "pair": {
+            **pair.figures(),
+            "eigenvalues": {role: each.eigenvalues.tolist() for role, each in spectra.items()},
+            "kappa_m": whiten(spectra["primary"], spectra["harmful"]).condition_number,
+        },
         "rows": rows,
-        "identity": costs[ORIGINAL],
+        "identity": costs[IDENTITY],
         "chance": chance,
-        "norm_ratio": {"steps": marks, "curves": curves},
-        "path": {name: _path(by_name[name]) for name, row in ROWS.items() if row.looped},
+        "norm_ratio": {"steps": log_steps(settings.curve), "curves": curves},
+        "path": {name: _mean_path(paths[name]) for name, row in ROWS.items() if row.objective},
     }
 
 
-def _means(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Norm-ratio curves of both tasks, mean over the seeds."""
+def _mean_curves(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the norm-ratio curves of both tasks, mean over the seeds."""
     return {
-        task: np.mean([cell["norm_ratio"][task] for cell in cells], axis=0).tolist()
-        for task in ("primary", "harmful")
+        role: np.mean([cell["norm_ratio"][role] for cell in cells], axis=0).tolist()
+        for role in ("primary", "harmful")
     }
 
 
-def _path(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """RIR along the epochs of the released loop: geometric means over the seeds."""
-    whole = [run["path"] for run in runs if len(run["path"]) == len(runs[0]["path"])]
-    means = np.exp(np.log(np.array(whole)[:, :, 1:]).mean(0))
-    epochs = [int(point[0]) for point in whole[0]]
+def _mean_path(paths: Sequence[Sequence[Sequence[float]]]) -> dict[str, list[float]]:
+    """Return RIR along the epochs of the released loop: geometric means over the seeds."""
+    longest = max(map(len, paths))
+    complete = [path for path in paths if len(path) == longest]
+    means = np.exp(np.log(np.reshape(complete, (len(complete), longest, 3))[:, :, 1:]).mean(0))
+    epochs = [int(point[0]) for point in complete[0]]
     return {"epochs": epochs, "released": means[:, 0].tolist(), "honest": means[:, 1].tolist()}

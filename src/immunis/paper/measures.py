@@ -1,40 +1,46 @@
-"""Both condition numbers of a linear extractor on a task pair, and the norm-ratio curves.
+"""What an extractor θ is worth on a task pair: both condition numbers, and what attackers reach.
 
-*Released* is the κ of the paper's code (``reference_condition_number``), *honest* is σ_max over
-the smallest non-zero singular value, with the rank taken from the inputs: θᵀKθ has the rank of K
-for every invertible θ, so no direction can drop out of κ and flatter it.
+*Released* is the κ of the paper's code (``reference_condition_number``). *Honest* is σ_max over
+the smallest non-zero singular value, with the rank of the inputs: θᵀKθ has the rank of K for
+every invertible θ, so no direction can drop out of κ and flatter it.
+
+Two attackers of the audit are cheap enough for a sweep. Gradient descent with exact line search
+is the paper's own; ridge regression is the one that no conditioning can slow.
 """
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from immunis.core.errors import NumericalError, RankWarning
-from immunis.data.task import Task
-from immunis.theory.descent import norm_ratio_curve
-from immunis.theory.frontier import ceiling, whiten
-from immunis.theory.gram import Gram, as_extractor, gram, symmetric
+from immunis.attacks.contract import Arena, Samples
+from immunis.audits.feature_cache import array_of
+from immunis.audits.statistics import stopped, summarise
+from immunis.audits.trial import run_attack
+from immunis.core.errors import NumericalError
+from immunis.models.find_head import cut
+from immunis.theory.frontier import ceiling
+from immunis.theory.gram import Gram, symmetric
 from immunis.theory.measure import RIDGE
 from immunis.theory.rir import rir
 from immunis.theory.spectrum import Spectrum, eigh, quiet_spectrum, reference_condition_number
 
+KINDS = ("released", "honest")
+DESCENT, CLOSED_FORM = ATTACKS = ("gd_line_search", "ridge")
+Ratios = dict[str, dict[str, float]]
+
 
 @dataclass(frozen=True)
 class Side:
-    """One task's Gram matrix with everything its κ needs."""
+    """The Gram matrix K of one task's inputs, with everything its κ needs."""
 
     gram: Gram
-
-    @cached_property
-    def matrix(self) -> Tensor:
-        """K (D×D)."""
-        return self.gram.matrix()
 
     @cached_property
     def spectrum(self) -> Spectrum:
@@ -43,21 +49,21 @@ class Side:
 
     @cached_property
     def factor(self) -> Tensor:
-        """L with ``K = LLᵀ``, one column per non-zero eigenvalue."""
-        values, vectors = eigh(self.matrix)
+        """L with ``K = LLᵀ``, one column for each non-zero eigenvalue."""
+        values, vectors = eigh(self.gram.matrix())
         rank = self.spectrum.rank
         return vectors[:, :rank] * values[:rank].sqrt()
 
     @cached_property
     def released(self) -> float:
         """κ of the inputs as the released code gives it."""
-        return reference_condition_number(self.matrix)
+        return reference_condition_number(self.gram.matrix())
 
     def figures(self) -> dict[str, Any]:
-        """What a record keeps of the inputs."""
+        """Return what a record keeps of the inputs."""
         return {
             "released": self.released,
-            "released_tenfold": reference_condition_number(100 * self.matrix),
+            "released_tenfold": reference_condition_number(100 * self.gram.matrix()),
             "honest": self.spectrum.condition_number,
             "relative_error": self.spectrum.relative_error,
             "rank": self.spectrum.rank,
@@ -81,7 +87,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """A primary and a harmful task as Gram matrices of their inputs."""
+    """A primary and a harmful task."""
 
     primary: Side
     harmful: Side
@@ -92,7 +98,7 @@ class Pair:
         return cls(Side(primary), Side(harmful))
 
     def figures(self) -> dict[str, Any]:
-        """What a record keeps of the pair itself: both κ, the ceiling RIR*, free directions."""
+        """Return what a record keeps of the pair: both κ, the ceiling RIR*, free directions."""
         grams = self.primary.gram, self.harmful.gram
         return {
             "primary": self.primary.figures(),
@@ -102,31 +108,72 @@ class Pair:
             "free_directions": self.harmful.spectrum.free_directions(self.primary.spectrum),
         }
 
-    def spectra(self) -> dict[str, Any]:
-        """All eigenvalues of both Grams, noise included, and κ(M) over what both tasks use."""
-        return {
-            "eigenvalues": {
-                name: side.spectrum.eigenvalues.tolist()
-                for name, side in (("primary", self.primary), ("harmful", self.harmful))
-            },
-            "kappa_m": whiten(self.primary.spectrum, self.harmful.spectrum).condition_number,
-        }
-
-    def ratios(self, theta: Tensor) -> dict[str, dict[str, float]]:
-        """Factors (i) and (ii) and RIR of θ against the inputs, under both κ (paper, eq. 9)."""
+    def ratios(self, theta: Tensor) -> Ratios:
+        """Return factors (i) and (ii) and RIR of θ against the inputs, by κ (paper, eq. 9)."""
         harmful, primary = self.harmful.kappas(theta), self.primary.kappas(theta)
-        found = {kind: rir(primary=primary[kind], harmful=harmful[kind]) for kind in harmful}
+        found = {kind: rir(primary=primary[kind], harmful=harmful[kind]) for kind in KINDS}
         return {
             kind: {"harmful": ratio.harmful, "primary": ratio.primary, "rir": ratio.value}
             for kind, ratio in found.items()
         }
 
 
-def norm_ratios(tasks: tuple[Task, Task], theta: Tensor, steps: int) -> dict[str, list[float]]:
-    """Norm-ratio curves of probing both tasks through θ by exact line search (paper, eq. 10)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RankWarning)  # ranks are in the record
-        return {
-            name: norm_ratio_curve(gram(task, as_extractor(theta)), steps).tolist()
-            for name, task in zip(("primary", "harmful"), tasks, strict=True)
-        }
+def attack(theta: Tensor, samples: Samples, budget: int, seed: int) -> dict[str, Any]:
+    """Run both attacks on the features ``xᵀθ`` and return their outcomes by name."""
+    train, test = (torch.from_numpy(d.inputs).double() for d in (samples.train, samples.test))
+    arena = Arena(
+        cut(theta, train[:2], name="θ"),
+        samples.kind,
+        samples.outputs,
+        samples.train,
+        samples.test,
+        cache={"": (array_of(train @ theta), array_of(test @ theta))},
+        extraction_flops=2.0 * theta.numel(),
+        budget=budget,
+        seed=seed,
+    )
+    return {name: run_attack(name, arena, None) for name in ATTACKS}
+
+
+def paid(
+    outcomes: Mapping[str, Sequence[Mapping[str, Any]]], original: str, chance: float
+) -> dict[str, dict[str, Any]]:
+    """Return for each extractor and attack the test score, its curve and its relative cost.
+
+    Scores and curves are medians over the repeats, with the lowest and the highest.
+
+    Args:
+        outcomes: by extractor, the results of ``attack``, one a repeat.
+        original: the extractor that costs are relative to.
+        chance: score of the best constant answer.
+    """
+    found: dict[str, dict[str, Any]] = {name: {} for name in outcomes}
+    for which in ATTACKS:
+        runs = {name: [run[which] for run in repeats] for name, repeats in outcomes.items()}
+        for name, row in summarise(runs, original, "", chance).items():
+            if row["status"] != "done":
+                found[name][which] = {"status": row["status"], "reason": row["reason"]}
+                continue
+            scores = row["score"]["values"]
+            found[name][which] = {
+                "score": {**_middle(scores), "values": scores},
+                "steps": row["cost"]["steps"],
+                "multiplier": row["multiplier"]["steps"],
+                "curve": _curve([stopped(run["curve"]) for run in runs[name]]),
+            }
+    return found
+
+
+def _middle(values: Sequence[float]) -> dict[str, float]:
+    return {"median": float(np.median(values)), "low": min(values), "high": max(values)}
+
+
+def _curve(curves: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, float]]:
+    """Return median, lowest and highest score at every step by which all repeats have one."""
+    found = []
+    for step in sorted({point["steps"] for curve in curves for point in curve}):
+        known = [[point["score"] for point in curve if point["steps"] <= step] for curve in curves]
+        if all(known):
+            middle = _middle([scores[-1] for scores in known])
+            found.append({"steps": step, **{k: round(v, 4) for k, v in middle.items()}})
+    return found

@@ -4,45 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from immunis.attacks.contract import Samples
-from immunis.core.errors import InputError, NumericalError, SettingsError
-from immunis.core.hashing import key_of
-from immunis.core.jobs import Job, Run, sweep
-from immunis.core.records import Record
-from immunis.core.version import __version__
-from immunis.data import task as tasks
+from immunis.core.jobs import Job
+from immunis.core.settings import require, whole
+from immunis.data.sources.digits import check_apart
 from immunis.data.sources.mnist import SHA256, mnist_hashes, mnist_images
-from immunis.methods import LinearProblem
-from immunis.paper import loop
-from immunis.paper.attackers import ORIGINAL, attack, subset
-from immunis.paper.digits import ATTACKER, DEFENDER, PRIMARY, Digits, JointRange, Task, check_pair
-from immunis.paper.judgement import KINDS, published
-from immunis.paper.measures import Pair
-from immunis.paper.methods import ROWS, Setting
-from immunis.paper.summary import Line, summarise_protocol
+from immunis.data.task import Task
+from immunis.paper import digits, released_loop
+from immunis.paper.digits import ATTACKER, DEFENDER, PRIMARY, DigitTask, Labelled
+from immunis.paper.measures import ATTACKS, KINDS, Pair, attack, paid
+from immunis.paper.published import LARGE, compare, printed
+from immunis.paper.rows import IDENTITY, ROWS, problem_of, run_method
 
-NAME = "mnist"
-SEEDED = ("r_ill", "imma", "opt_log_kappa", "algorithm_1")
-PLAIN = ("opt_kappa",)
-CLOSED = ("frontier", "erase")
+LOOP = released_loop.Settings(
+    step=5e-3, lambda_primary=1.0, lambda_harmful=5e7, ridge_harmful=1e-7, loss="logistic"
+)
+FIXED = {"deterministic": ["frontier", "erase"], "loop_dtype": "float32"}
 PROTOCOLS = ("paper", "binary")
-QUICK = ((3, 7), (7, 3), (0, 1), (1, 0), (4, 9), (5, 8))
-LOOP = loop.Settings(
-    step=5e-3, lambda_primary=1.0, lambda_harmful=5e7, ridge_primary=1.0, ridge_harmful=1e-7,
-    loss="logistic",
-)  # fmt: skip
-TABLE, TABLE_STEP, TABLE_EPOCHS = "algorithm_1_table", 1e-3, (1, 3, 5, 10, 20, 30)
-Progress = Callable[[str, float], None]
+Images = tuple[Labelled, Labelled]  # training and test
+Runs = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -72,246 +62,265 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check the pairs and ranges."""
+        require(bool(self.pairs), "pairs=(): expected at least one pair of digits.")
         for primary, harmful in self.pairs:
-            check_pair(primary, harmful)
-        for name in ("seeds", "binary_seeds", "epochs", "budget"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name}={getattr(self, name)}: need at least 1.")
-        for name in ("plain_seeds", "table_seeds"):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"{name}={getattr(self, name)}: need at least 0.")
-        if not self.pairs or self.attack_rows < 20:
-            raise SettingsError(
-                f"{len(self.pairs)} pairs, attack_rows={self.attack_rows}: need a pair and 20 rows."
-            )
+            check_apart([primary], [harmful])
+        for name in ("seeds", "binary_seeds", "epochs", "budget", "plain_seeds", "table_seeds"):
+            whole(getattr(self, name), name, 0 if name.startswith(("plain", "table")) else 1)
+        whole(self.attack_rows, "attack_rows", 20)
 
 
-def quick() -> Settings:
-    """Six pairs, one seed, one epoch, weaker attackers; nothing at the table's 30 epochs."""
-    return Settings(
-        pairs=QUICK, seeds=1, epochs=1, plain_seeds=0, table_seeds=0, attack_rows=500, budget=20
-    )
+QUICK = Settings(
+    pairs=((3, 7), (7, 3), (0, 1), (1, 0), (4, 9), (5, 8)),
+    seeds=1,
+    epochs=1,
+    plain_seeds=0,
+    table_seeds=0,
+    attack_rows=500,
+    budget=20,
+)
 
 
-def reproduce(
-    data: str | Path | None = None,
-    settings: Settings | None = None,
-    *,
-    workers: int = 1,
-    cluster: str | None = None,
-    folder: str | Path | None = None,
-    progress: Progress = lambda what, share: None,
-) -> Record:
-    """Run every method on pairs of digits and compare with the paper's table 2.
+class Line(NamedTuple):
+    """A row to make: its name in records, the method, its step size, and the epochs to stop at."""
 
-    Args:
-        data: folder that holds ``mnist/`` with the four idx files; see ``data_file``.
-        settings: how much to run; everything if left out.
-        workers: processes on this machine.
-        cluster: address of a Ray cluster.
-        folder: where finished pairs are kept, to go on from after an interruption.
-        progress: called with what was done and the share of the whole.
-    """
-    start, settings = time.perf_counter(), settings or Settings()
-    progress("reading MNIST", 0.0)
-    digits, hashes, strange = _read(data)
-    todo = dict(_jobs(digits, settings, hashes))
-    results = sweep(todo, Run(workers, cluster, folder, progress=progress))
-    found = [result for result in results.values() if "protocol" in result]
-    paths = [result for result in results.values() if "table" in result]
-    found += [_as_run(path) for path in paths]
-    return Record(
-        kind="reproduce",
-        name=NAME,
-        figures={
-            "protocols": {
-                protocol: summarise_protocol(
-                    [r for r in found if r["protocol"] == protocol],
-                    _lines(settings),
-                    published(NAME)["methods"] if protocol == "paper" else {},
-                )
-                for protocol in PROTOCOLS
-            },
-            "path": {
-                "step": TABLE_STEP,
-                "points": [
-                    [*path["pair"], path["seed"], point["epochs"]]
-                    + [float(f"{point['ratios'][kind]['rir']:.5g}") for kind in KINDS]
-                    for path in paths
-                    for point in path["table"]
-                ],
-            },
-            "core_seconds": sum(result["seconds"] for result in results.values()),
-        },
-        settings={
-            **dataclasses.asdict(settings),
-            "loop": dataclasses.asdict(LOOP),
-            "published": published(NAME)["table"],
-            "deterministic": CLOSED,
-            "loop_dtype": "float32",
-        },
-        data={"sha256": hashes, "as_expected": not strange},
-        seed=0,
-        seconds=time.perf_counter() - start,
-    )
+    name: str
+    method: str
+    step: float | None = None
+    epochs: tuple[int, ...] = ()
 
 
-def jobs(data: str | Path | None, settings: Settings) -> dict[str, Job]:
-    """What ``reproduce`` runs."""
-    digits, hashes, _ = _read(data)
-    return dict(_jobs(digits, settings, hashes))
+TABLE = Line("algorithm_1_table", "algorithm_1", 1e-3, (1, 3, 5, 10, 20, 30))  # the paper's own
+CLOSED = [Line(name, name) for name in FIXED["deterministic"]]
 
 
-def _read(data: str | Path | None) -> tuple[Digits, dict[str, str], list[str]]:
-    """The images, the hashes of their files, and which of these are not as they should be."""
-    digits = Digits(*mnist_images(True, data), *mnist_images(False, data))
+def _lines(settings: Settings, *names: str) -> list[Line]:
+    return [Line(name, name, LOOP.step, (settings.epochs,)) for name in names]
+
+
+def read(data: str | Path | None) -> tuple[Images, dict[str, Any]]:
+    """Return the training and test images of the four idx files, and a record's ``data``."""
     hashes = mnist_hashes(data)
     strange = [name for name, found in hashes.items() if found != SHA256[name]]
     if strange:
         warnings.warn(
             f"{', '.join(strange)}: not the original MNIST files (expected sha256 "
             f"{SHA256[strange[0]]} for {strange[0]}); figures cannot be compared with the paper's.",
-            stacklevel=3,
+            stacklevel=4,
         )
-    return digits, hashes, strange
+    return (mnist_images(True, data), mnist_images(False, data)), {
+        "sha256": hashes,
+        "as_expected": not strange,
+    }
 
 
-def _lines(settings: Settings) -> list[Line]:
-    """Rows of both protocols; Algorithm 1 also at the table's own setting."""
-    looped = [Line(n, n, LOOP.step, settings.epochs) for n in ROWS if n in (*SEEDED, *PLAIN)]
-    table = Line(TABLE, "algorithm_1", TABLE_STEP, TABLE_EPOCHS[-1])
-    return [*looped, table, *(Line(n, n) for n in CLOSED)]
+def jobs(images: Images, settings: Settings) -> Iterator[tuple[tuple[Any, ...], Job]]:
+    """Yield one job for each protocol, pair and seed, after what decides its result.
 
-
-def _as_run(path: Mapping[str, Any]) -> dict[str, Any]:
-    """Where Algorithm 1 ends at the table's setting, as a run of the paper's protocol."""
-    done: dict[str, Any] = {"failed": f"θ was not finite after {TABLE_EPOCHS[-1]} epochs"}
-    if len(path["table"]) == len(TABLE_EPOCHS):
-        done = {"ratios": path["table"][-1]["ratios"]}
-    return {"protocol": "paper", **path, "methods": {TABLE: done}}
-
-
-def _jobs(
-    digits: Digits, settings: Settings, hashes: Mapping[str, str]
-) -> Iterator[tuple[str, Job]]:
-    """One job a pair, seed and protocol, and one a pair for what needs no seed."""
+    Every pair comes once before any comes again, so an early stop leaves a whole table.
+    """
+    train, test = images
     used = sorted({digit for pair in settings.pairs for digit in pair})
-    zeros = {digit: np.zeros(int((digits.labels == digit).sum()), np.int64) for digit in used}
-    alone = {digit: Task.of(digits.only(digit), zeros[digit]) for digit in used}
+    alone = {digit: digits.digit_task(*digits.alone(train, digit)) for digit in used}
     rest = {
-        (digit, part): Task.of(*digits.against_rest(digit, part))
+        (digit, part): digits.digit_task(*digits.against_rest(train, digit, part))
         for digit in used
         for part in (PRIMARY, DEFENDER)
     }
-    own = {digit: digits.against_rest(digit, ATTACKER) for digit in used}
-    test = {digit: digits.test_against_rest(digit) for digit in used}
-    # How many runs, not what a run is.
-    extent = ("pairs", "seeds", "binary_seeds", "plain_seeds", "table_seeds")
+    attackers = {
+        digit: (digits.against_rest(train, digit, ATTACKER), digits.against_rest(test, digit))
+        for digit in used
+    }
+    extent = ("pairs", "seeds", "binary_seeds", "plain_seeds", "table_seeds")  # how many runs
     same = {k: v for k, v in dataclasses.asdict(settings).items() if k not in extent}
-    kinds = [("paper", settings.seeds), ("binary", settings.binary_seeds)]
-    for seed in (None, *range(max(settings.seeds, settings.binary_seeds))):  # all pairs, then again
-        for pair, (protocol, seeds) in itertools.product(settings.pairs, kinds):
-            if seed is not None and seed >= seeds:
-                continue
-            p, h = pair
-            both, attacker = (alone[p], alone[h]), None
-            if protocol == "binary":
-                both, attacker = (rest[p, PRIMARY], rest[h, DEFENDER]), (own[h], test[h])
-            names = CLOSED if seed is None else SEEDED
-            job = (protocol, pair, seed, names, settings, both, attacker)
-            key = key_of(__version__, NAME, protocol, pair, seed, same, hashes)
-            kind = f"{protocol}, closed form" if seed is None else protocol
-            yield key, Job(_one, job, f"{kind}: {p} against {h}")
+
+    def job(
+        kind: str, protocol: str, pair: tuple[int, int], seed: int | None, lines: Sequence[Line]
+    ) -> tuple[tuple[Any, ...], Job]:
+        p, h = pair
+        both, attacker = (alone[p], alone[h]), None
+        if protocol == "binary":
+            both, attacker = (rest[p, PRIMARY], rest[h, DEFENDER]), attackers[h]
+        arguments = (protocol, pair, seed, lines, settings, both, attacker)
+        return (protocol, pair, seed, lines, same), Job(
+            run_pair, arguments, f"{kind}: {p} against {h}"
+        )
+
+    drawn = _lines(settings, "r_ill", "imma", "opt_log_kappa", "algorithm_1")
+    seeds = {"paper": settings.seeds, "binary": settings.binary_seeds}
+    for seed in (None, *range(max(seeds.values()))):
+        for pair, protocol in itertools.product(settings.pairs, PROTOCOLS):
+            if seed is None:  # what draws no random numbers
+                yield job(f"{protocol}, closed form", protocol, pair, None, CLOSED)
+            elif seed < seeds[protocol]:
+                yield job(protocol, protocol, pair, seed, drawn)
     for pair in settings.pairs:
-        both, name = (alone[pair[0]], alone[pair[1]]), "{} against {}".format(*pair)
         for seed in range(settings.table_seeds):
-            key = key_of(__version__, NAME, "table", pair, seed, TABLE_STEP, TABLE_EPOCHS, hashes)
-            yield key, Job(_table, (pair, seed, both), f"30 epochs: {name}")
+            yield job("30 epochs", "paper", pair, seed, [TABLE])
         for seed in range(settings.plain_seeds):
-            key = key_of(__version__, NAME, PLAIN, pair, seed, settings.epochs, hashes)
-            plain = ("paper", pair, seed, PLAIN, settings, both, None)
-            yield key, Job(_one, plain, f"Opt κ: {name}")
+            yield job("Opt κ", "paper", pair, seed, _lines(settings, "opt_kappa"))
 
 
-def _one(
+def run_pair(
     protocol: str,
     pair: tuple[int, int],
     seed: int | None,
-    names: Sequence[str],
+    lines: Sequence[Line],
     settings: Settings,
-    both: tuple[Task, Task],
-    attacker: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None,
+    both: tuple[DigitTask, DigitTask],
+    attacker: tuple[Labelled, Labelled] | None,
 ) -> dict[str, Any]:
-    """One pair with one seed, or (seed None) its ceiling and the methods without one."""
-    start = time.perf_counter()
-    joint = JointRange((both[0].gram, both[1].gram))
-    measured = Pair.of(*joint.moments())
-    samples = None
+    """Run some methods on one pair; without a seed, measure the pair and the identity too."""
+    start, drawn, samples = time.perf_counter(), seed or 0, None
+    basis = digits.joint_basis(both[0].gram, both[1].gram)
+    measures = Pair.of(*(task.gram.transform(basis) for task in both))
+    problem = problem_of(measures, _paired(basis, both, drawn), drawn)
     if attacker is not None:
-        samples = subset(joint.samples(*attacker), settings.attack_rows, seed or 0)
-    done: dict[str, Any] = {
-        "protocol": protocol, "pair": list(pair), "seed": seed, "methods": {}
-    }  # fmt: skip
-    if seed is None:
-        done["figures"] = measured.figures()
-        if samples is not None:
-            done["methods"][ORIGINAL] = {"attacks": attack(None, samples, settings.budget, 0)}
-    setting = _setting(joint, measured, both, settings.epochs, seed or 0)
-    for name in names:
-        done["methods"][name] = _method(name, setting, measured, samples, settings, seed or 0)
-    return {**done, "seconds": time.perf_counter() - start}
+        samples = digits.attacker_samples(*attacker, basis, settings.attack_rows, drawn)
+
+    def more(theta: torch.Tensor) -> dict[str, Any]:
+        return {"attacks": attack(theta, samples, settings.budget, drawn)} if samples else {}
+
+    methods = {}
+    for name, method, step, epochs in [Line(IDENTITY, IDENTITY), *lines] if seed is None else lines:
+        loop = dataclasses.replace(LOOP, step=step or LOOP.step)
+        path, cells = run_method(method, problem, loop, epochs, measures, epochs[-1:], more)
+        (cell,) = cells.values()
+        methods[name] = {"path": path, **cell}
+    return {
+        "protocol": protocol,
+        "pair": list(pair),
+        "seed": seed,
+        "methods": methods,
+        "figures": measures.figures() if seed is None else {},
+        "seconds": time.perf_counter() - start,
+    }
 
 
-def _table(pair: tuple[int, int], seed: int, both: tuple[Task, Task]) -> dict[str, Any]:
-    """Algorithm 1 with the table's step size, all the way to its 30 epochs; both κ on the way."""
-    start = time.perf_counter()
-    joint = JointRange((both[0].gram, both[1].gram))
-    measured = Pair.of(*joint.moments())
-    setting = _setting(joint, measured, both, 1, seed)
-    chosen = dataclasses.replace(setting.loop, step=TABLE_STEP)
-    setting = dataclasses.replace(setting, loop=chosen, epochs=TABLE_EPOCHS)
-    path: list[dict[str, Any]] = []
-    for epochs, theta in ROWS["algorithm_1"].find(setting, seed):
-        if isinstance(theta, NumericalError):
-            break
-        path.append({"epochs": epochs, "ratios": measured.ratios(theta)})
-    return {"pair": list(pair), "seed": seed, "table": path, "seconds": time.perf_counter() - start}
-
-
-def _setting(
-    joint: JointRange, measured: Pair, both: tuple[Task, Task], epochs: int, seed: int
-) -> Setting:
-    """Rows of both tasks paired by the seed, as the released code draws them."""
+def _paired(basis: torch.Tensor, both: Sequence[DigitTask], seed: int) -> tuple[Task, Task]:
+    """Return both tasks in float32, their rows paired by the seed as in the released code."""
     count = min(len(task.images) for task in both)
     rng = np.random.default_rng(seed)
-    rows = [np.sort(rng.choice(len(task.images), count, replace=False)) for task in both]
-    x_p, x_h = (joint.coordinates(t.images[r]).float() for t, r in zip(both, rows, strict=True))
-    y_p = torch.from_numpy(both[0].labels[rows[0]]).float()
-    problem = LinearProblem(
-        torch.eye(joint.basis.shape[1], dtype=torch.float64),
-        measured.primary.gram,
-        measured.harmful.gram,
-        (tasks.Task((x_p, y_p.long())), tasks.Task((x_h, torch.zeros(count, dtype=torch.long)))),
-    )
-    return Setting(problem, (x_p, y_p), x_h, LOOP, (epochs,), torch.float32)
+    tasks = []
+    for images, labels, _ in both:
+        rows = np.sort(rng.choice(len(images), count, replace=False))
+        inputs = digits.coordinates(images[rows], basis).float()
+        tasks.append(Task((inputs, torch.from_numpy(labels[rows]))))
+    return tasks[0], tasks[1]
 
 
-def _method(
-    name: str,
-    setting: Setting,
-    measured: Pair,
-    samples: Samples | None,
-    settings: Settings,
-    seed: int,
-) -> dict[str, Any]:
-    """Both κ of what a method finds, and what attackers read; or why it found nothing."""
-    try:
-        ((_, theta),) = ROWS[name].find(setting, seed)
-        if isinstance(theta, NumericalError):
-            raise theta
-        done: dict[str, Any] = {"ratios": measured.ratios(theta)}
-        if samples is not None:
-            done["attacks"] = attack(theta, samples, settings.budget, seed)
-    except (InputError, NumericalError) as error:  # constant labels leave nothing to erase
-        return {"failed": str(error)}
-    return done
+def figures(images: Any, settings: Settings, results: Runs) -> dict[str, Any]:
+    """Return rows, maps, ceilings and attackers of both protocols, and the path of Algorithm 1."""
+    names = ("r_ill", "imma", "opt_kappa", "opt_log_kappa", "algorithm_1")
+    lines = [*_lines(settings, *names), TABLE, *CLOSED]
+    said = {"paper": printed("mnist")["methods"], "binary": {}}
+    return {
+        "protocols": {
+            protocol: _protocol([r for r in results if r["protocol"] == protocol], lines, found)
+            for protocol, found in said.items()
+        },
+        "path": {
+            "step": TABLE.step,
+            "points": [
+                [*run["pair"], run["seed"], epochs, *(float(f"{rir:.5g}") for rir in ratios)]
+                for run in results
+                for epochs, *ratios in run["methods"].get(TABLE.name, {}).get("path", [])
+            ],
+        },
+        "core_seconds": sum(run["seconds"] for run in results),
+    }
+
+
+def _protocol(runs: Runs, lines: Sequence[Line], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows that any run holds, their maps, and the figures of all pairs."""
+    rows, maps = [], {}
+    for name, method, step, epochs in lines:
+        cells = [(run, run["methods"][name]) for run in runs if name in run["methods"]]
+        if not cells:
+            continue
+        compared = compare(
+            said.get(ROWS[method].said or ""), [(run["seed"], cell) for run, cell in cells]
+        )
+        if "honest" in compared:
+            maps[name] = {kind: _map(cells, kind) for kind in KINDS}
+            compared["successes"] = {kind: _count(maps[name][kind]) for kind in KINDS}
+        rows.append(
+            {
+                "name": name,
+                "method": method,
+                "label": ROWS[method].label,
+                "step": step,
+                "epochs": epochs[-1] if epochs else None,
+                **compared,
+                "attacks": _attacked(runs, name),
+            }
+        )
+    pairs = {tuple(run["pair"]): _pair_figures(run) for run in runs if run["seed"] is None}
+    return {
+        "rows": rows,
+        "maps": maps,
+        "pairs": {f"{p} {h}": found for (p, h), found in sorted(pairs.items())},
+        "identity": _attacked(runs, IDENTITY),
+    }
+
+
+def _pair_figures(run: Mapping[str, Any]) -> dict[str, Any]:
+    found = run["figures"]
+    sides = [found["primary"], found["harmful"]]
+    return {
+        **{key: found[key] for key in ("ceiling", "ridge_ceiling", "free_directions")},
+        "kappa": [side[kind] for side in sides for kind in KINDS],
+        "ranks": [side["rank"] for side in sides],
+        "dimension": sides[0]["dimension"],
+    }
+
+
+def _map(cells: Sequence[tuple[Any, Any]], kind: str) -> list[list[float | None]]:
+    """Return log RIR by primary and harmful digit, mean over seeds; None where there is none."""
+    found: dict[tuple[int, ...], list[float]] = {}
+    for run, cell in cells:
+        if "ratios" in cell:
+            found.setdefault(tuple(run["pair"]), []).append(math.log(cell["ratios"][kind]["rir"]))
+    means = {pair: round(float(np.mean(values)), 4) for pair, values in found.items()}
+    return [[means.get((p, h)) for h in range(10)] for p in range(10)]
+
+
+def _count(cells: Sequence[Sequence[float | None]]) -> dict[str, int]:
+    """Count the pairs that succeed: RIR of at least ten, and (the weakest reading) above one."""
+    known = [value for line in cells for value in line if value is not None]
+    return {
+        "pairs": len(known),
+        "large": sum(value >= math.log(LARGE) for value in known),
+        "above_one": sum(value > 0 for value in known),
+    }
+
+
+def _attacked(runs: Runs, name: str) -> dict[str, Any]:
+    """Return what each attack reaches over the pairs: mean accuracy by step, and its cost."""
+    found = {
+        which: [(tuple(run["pair"]), run["methods"].get(which, {}).get("attacks")) for run in runs]
+        for which in (IDENTITY, name)
+    }
+    inputs = {pair: attacks for pair, attacks in found[IDENTITY] if attacks}
+    each = [
+        paid({IDENTITY: [inputs[pair]], name: [attacks]}, IDENTITY, 0.5)[name]
+        for pair, attacks in found[name]
+        if attacks and pair in inputs
+    ]
+    summary = {}
+    for which in ATTACKS:
+        good = [row[which] for row in each if "score" in row[which]]
+        if good:
+            curves = np.mean([[p["median"] for p in row["curve"]] for row in good], axis=0)
+            steps = [point["steps"] for point in good[0]["curve"]]
+            scores = [row["score"]["median"] for row in good]
+            summary[which] = {
+                "score": {"mean": float(np.mean(scores)), "low": min(scores), "high": max(scores)},
+                "multiplier": float(np.median([row["multiplier"] for row in good])),
+                "curve": [
+                    {"steps": step, "mean": float(mean)}
+                    for step, mean in zip(steps, curves, strict=True)
+                ],
+                "runs": len(good),
+            }
+    return summary

@@ -2,257 +2,207 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
 from immunis.core.records import Record
-from immunis.paper.attackers import ATTACKS, CLOSED_FORM, DESCENT
-from immunis.paper.judgement import FACTORS, KINDS, published
-from immunis.paper.methods import ROWS
+from immunis.paper.measures import ATTACKS, CLOSED_FORM, DESCENT, KINDS
+from immunis.paper.published import FACTORS, printed
+from immunis.paper.rows import ROWS
 from immunis.report.format import Table, number, percent
 
 BLANK = "–"
+Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Row], str]]  # a head, and the text of a row's cell
+VERDICT: Column = ("verdict", lambda row: row["verdict"])
 
 
-def _pm(cell: Mapping[str, Any] | Sequence[float] | None) -> str:
-    """Mean ± deviation of a figure, published or measured."""
-    if cell is None:
-        return BLANK
-    mean, std = (cell["mean"], cell["std"]) if isinstance(cell, Mapping) else cell
-    return number(mean) if std != std else f"{number(mean)} ± {number(std)}"
-
-
-def _epochs(row: Mapping[str, Any]) -> str:
-    return number(row["epochs"]) if row.get("epochs") else BLANK
-
-
-def _figure(row: Mapping[str, Any], kind: str, factor: str) -> str:
-    if kind == "published":
-        return _pm((row["published"] or {}).get(factor))
-    return _pm(row[kind][factor]) if kind in row else "diverged" if row.get("diverged") else BLANK
-
-
-def _ceiling(pairs: Sequence[Mapping[str, Any]]) -> float:
-    """RIR*, mean over pairs: infinite as soon as one pair has free directions."""
-    return fmean(pair["ceiling"] for pair in pairs)
-
-
-def house_prices_table(record: Record) -> Table:
-    """Table 1 again: RIR published, with the released and with the honest κ; and the verdict."""
-    top = number(_ceiling([record.figures["pair"]]))
+def _table(title: str, rows: Sequence[Row], *columns: Column) -> Table:
     return Table(
-        "House Prices: RIR of every method, mean ± std over the seeds",
-        ["method", "epochs", "published", "released κ", "honest κ", "RIR*", "verdict"],
-        [
-            [
-                row["label"], _epochs(row),
-                *(_figure(row, kind, "rir") for kind in ("published", *KINDS)), top, row["verdict"],
-            ]
-            for row in record.figures["rows"]
-        ],
-    )  # fmt: skip
-
-
-def house_prices_factors_table(record: Record) -> Table:
-    """Both factors of RIR: harmful (i), primary (ii); published, released κ, honest κ."""
-    heads = [f"{FACTORS[f]} {k}" for f in ("harmful", "primary") for k in ("published", *KINDS)]
-    return Table(
-        "House Prices: both factors of RIR, mean ± std over the seeds",
-        ["method", "epochs", *heads],
-        [
-            [
-                row["label"], _epochs(row),
-                *(
-                    _figure(row, kind, factor)
-                    for factor in ("harmful", "primary")
-                    for kind in ("published", *KINDS)
-                ),
-            ]
-            for row in record.figures["rows"]
-        ],
-    )  # fmt: skip
-
-
-def _reach(attacks: Mapping[str, Any], step: int | None) -> Mapping[str, float] | None:
-    """What descent has reached after a step, or (None) what ridge regression reaches."""
-    if step is None:
-        return attacks.get(CLOSED_FORM, {}).get("score")
-    points = attacks.get(DESCENT, {}).get("curve", [])
-    return next((point for point in points if point["steps"] == step), None)
-
-
-def house_prices_attack_table(record: Record) -> Table:
-    """What the audit's attackers reach: R² of descent after some steps, its cost, and ridge."""
-    steps = [s for s in (1, 10, 100, 1000) if s <= record.settings["budget"]]
-    rows = [{"label": "identity", "attacks": record.figures["identity"]}, *record.figures["rows"]]
-    return Table(
-        "House Prices: R² on SalePrice that attackers with rows of their own reach, "
-        "median (lowest to highest) over the seeds",
-        ["method", "epochs", *(f"@{s}" for s in steps), "cost ×", "ridge"],
-        [
-            [
-                row["label"], _epochs(row), *(_r2(_reach(row["attacks"], s)) for s in steps),
-                number(row["attacks"].get(DESCENT, {}).get("multiplier")),
-                _r2(_reach(row["attacks"], None)),
-            ]
-            for row in rows
-        ],
-    )  # fmt: skip
-
-
-def _r2(reached: Mapping[str, float] | None) -> str:
-    """Median, with the lowest and the highest where they differ."""
-    if reached is None:
-        return BLANK
-    middle, *ends = (
-        "< −1"
-        if reached[k] < -1
-        else f"{reached[k]:.2f}".replace("-0.00", "0.00").replace("-", "−")
-        for k in ("median", "low", "high")
+        title, [head for head, _ in columns], [[c(row) for _, c in columns] for row in rows]
     )
-    return middle if set(ends) == {middle} else f"{middle} ({ends[0]} to {ends[1]})"
 
 
-def _setting_heads(record: Record) -> list[str]:
-    return ["step", "epochs"] if record.name == "mnist" else ["epochs"]
+def _part(record: Record, protocol: str = "paper") -> dict[str, Any]:
+    """Return the rows, pairs and identity of a protocol; House Prices has one protocol and pair."""
+    if record.name == "mnist":
+        return record.figures["protocols"][protocol]
+    return {**record.figures, "pairs": {"": record.figures["pair"]}}
 
 
-def _setting(row: Mapping[str, Any]) -> list[str]:
-    """Step size, where rows differ in it, and epochs."""
-    return [number(row["step"]), _epochs(row)] if "step" in row else [_epochs(row)]
+def _method(record: Record) -> list[Column]:
+    """Return the columns that name a row: method, step size where rows differ in it, epochs."""
+    step: Column = ("step", lambda row: number(row["step"]))
+    epochs: Column = ("epochs", lambda row: number(row.get("epochs") or None))
+    return [
+        ("method", lambda row: row["label"]),
+        *([step] if record.name == "mnist" else []),
+        epochs,
+    ]
+
+
+def _figure(kind: str, factor: str, head: str) -> Column:
+    """Return the column of a figure, mean ± deviation: ``published`` or ours under one κ."""
+
+    def text(row: Row) -> str:
+        cell = (row.get(kind) or {}).get(factor)
+        if cell is None:
+            return "diverged" if kind in KINDS and row.get("diverged") else BLANK
+        mean, std = (cell["mean"], cell["std"]) if isinstance(cell, Mapping) else cell
+        return number(mean) if std != std else f"{number(mean)} ± {number(std)}"
+
+    return head, text
+
+
+def _ceiling(part: Mapping[str, Any]) -> float:
+    """Return RIR*, mean over pairs: infinite as soon as one pair has free directions."""
+    return fmean(pair["ceiling"] for pair in part["pairs"].values())
+
+
+def _title(record: Record, what: str) -> str:
+    if record.name == "house-prices":
+        return f"House Prices: {what}, mean ± std over seeds"
+    pairs = len(_part(record)["pairs"])
+    return f"MNIST, paper protocol: {what}, mean over {pairs} pairs ± std over seeds"
+
+
+def rir_table(record: Record) -> Table:
+    """Return table 1 or 2 again: RIR published, with the released and the honest κ; the verdict."""
+    part = _part(record)
+    top = number(_ceiling(part))
+    heads = {"published": "published", "released": "released κ", "honest": "honest κ"}
+    found = [_figure(kind, "rir", head) for kind, head in heads.items()]
+    columns = [*_method(record), *found, ("RIR*", lambda row: top), VERDICT]
+    return _table(_title(record, "RIR of every method"), part["rows"], *columns)
+
+
+def factors_table(record: Record) -> Table:
+    """Return both factors of RIR: harmful (i), primary (ii); published, released κ, honest κ."""
+    found = [
+        _figure(kind, factor, f"{FACTORS[factor]} {kind}")
+        for factor in ("harmful", "primary")
+        for kind in ("published", *KINDS)
+    ]
+    rows = _part(record)["rows"]
+    return _table(_title(record, "both factors of RIR"), rows, *_method(record), *found)
 
 
 def reasons_table(record: Record) -> Table:
-    """The verdict of every row that the paper has, with the reason."""
-    rows = record.figures["rows"] if "rows" in record.figures else _rows(record, "paper")
-    return Table(
-        f"{record.name}: verdicts and why",
-        ["method", *_setting_heads(record), "verdict", "why"],
-        [
-            [row["label"], *_setting(row), row["verdict"], row["reason"]]
-            for row in rows
-            if row["published"]
-        ],
+    """Return the verdict on every row that the paper has, with the reason."""
+    rows = [row for row in _part(record)["rows"] if row["published"]]
+    why: Column = ("why", lambda row: row["reason"])
+    return _table(f"{record.name}: verdicts and why", rows, *_method(record), VERDICT, why)
+
+
+def _attacked(
+    record: Record, protocol: str, marks: Sequence[int], show: Callable[[Mapping[str, float]], str]
+) -> tuple[list[Row], list[Column]]:
+    """Return the rows, identity first, and columns of what attackers reach."""
+    part = _part(record, protocol)
+
+    def descent(step: int) -> Column:
+        def text(row: Row) -> str:
+            points = row["attacks"].get(DESCENT, {}).get("curve", [])
+            return next((show(point) for point in points if point["steps"] == step), BLANK)
+
+        return f"@{step}", text
+
+    def ridge(row: Row) -> str:
+        score = row["attacks"].get(CLOSED_FORM, {}).get("score")
+        return BLANK if score is None else show(score)
+
+    steps = [descent(step) for step in marks if step <= record.settings["budget"]]
+    cost: Column = ("cost ×", lambda row: number(row["attacks"].get(DESCENT, {}).get("multiplier")))
+    identity = {"label": "identity", "attacks": part["identity"]}
+    return [identity, *part["rows"]], [*steps, cost, ("ridge", ridge)]
+
+
+def house_prices_attack_table(record: Record) -> Table:
+    """Return what attackers reach on House Prices: R² of descent by step, its cost, and ridge."""
+    title = (
+        "House Prices: R² on SalePrice that attackers with rows of their own reach, "
+        "median (lowest to highest) over seeds"
     )
+    rows, columns = _attacked(record, "", (1, 10, 100, 1000), _r2)
+    return _table(title, rows, *_method(record), *columns)
+
+
+def _r2(reached: Mapping[str, float]) -> str:
+    """Return the median, with the lowest and the highest where they differ."""
+    middle, low, high = (
+        "< −1"
+        if reached[key] < -1
+        else f"{reached[key]:.2f}".replace("-0.00", "0.00").replace("-", "−")
+        for key in ("median", "low", "high")
+    )
+    return middle if middle == low == high else f"{middle} ({low} to {high})"
 
 
 def floor_table(record: Record) -> Table:
-    """The noise floor: both κ of the inputs, and of the same inputs in units ten times smaller."""
-    return Table(
-        "House Prices: condition numbers of the inputs themselves",
-        ["task", "released κ", "… of 10 × the inputs", "honest κ", "rank", "of"],
-        [
-            [
-                task,
-                *(number(side[key]) for key in ("released", "released_tenfold", "honest")),
-                number(side["rank"]), number(side["dimension"]),
-            ]
-            for task, side in ((t, record.figures["pair"][t]) for t in ("primary", "harmful"))
-        ],
-    )  # fmt: skip
+    """Return both κ of the inputs, and of the same inputs in units ten times smaller."""
+    rows = [{"task": task, **record.figures["pair"][task]} for task in ("primary", "harmful")]
+    heads = {
+        "released": "released κ",
+        "released_tenfold": "… of 10 × the inputs",
+        "honest": "honest κ",
+        "rank": "rank",
+        "dimension": "of",
+    }
+    columns = [(head, lambda row, key=key: number(row[key])) for key, head in heads.items()]
+    title = "House Prices: condition numbers of the inputs themselves"
+    return _table(title, rows, ("task", lambda row: row["task"]), *columns)
 
 
-def _rows(record: Record, protocol: str) -> list[dict[str, Any]]:
-    return record.figures["protocols"][protocol]["rows"]
+def _median_rir(kind: str, head: str) -> Column:
+    return head, lambda row: number(row[kind]["rir"]["median"]) if kind in row else BLANK
 
 
-def _pairs(record: Record, protocol: str) -> list[dict[str, Any]]:
-    return list(record.figures["protocols"][protocol]["pairs"].values())
-
-
-def mnist_table(record: Record, protocol: str = "paper") -> Table:
-    """Table 2 again: RIR averaged over digit pairs, and the verdict."""
-    pairs = _pairs(record, protocol)
-    top = number(_ceiling(pairs))
-    return Table(
-        f"MNIST, {protocol} protocol: mean RIR over {len(pairs)} pairs, ± std over seeds",
-        ["method", "step", "epochs", "published", "released κ", "honest κ", "RIR*", "verdict"],
-        [
-            [
-                row["label"], *_setting(row),
-                *(_figure(row, kind, "rir") for kind in ("published", *KINDS)), top, row["verdict"],
-            ]
-            for row in _rows(record, protocol)
-        ],
-    )  # fmt: skip
+MEDIANS = [_median_rir("released", "median RIR, released"), _median_rir("honest", "honest")]
 
 
 def mnist_pairs_table(record: Record) -> Table:
-    """How many pairs succeed, the median pair, and the pairs for which a method found no θ."""
-    said, total = published("mnist")["successes"], len(_pairs(record, "paper"))
-    rows = []
-    for row in _rows(record, "paper"):
-        if "successes" in row:
-            counts = [row["successes"][kind] for kind in KINDS]
-            rows.append(
-                [
-                    row["label"], *_setting(row),
-                    str(said.get(ROWS[row["method"]].said, BLANK)),
-                    *(str(count["large"]) for count in counts),
-                    *(number(row[kind]["rir"]["median"]) for kind in KINDS),
-                    str(total - counts[0]["pairs"]),
-                ]
-            )  # fmt: skip
-    columns = ["successes, published", "released κ ≥ 10", "honest κ ≥ 10"]
-    columns += ["median RIR, released", "honest", "without θ"]
+    """Return how many pairs succeed, the median pair, and the pairs without any θ."""
+    part, said = _part(record), printed("mnist")["successes"]
+    total = len(part["pairs"])
+    rows = [row for row in part["rows"] if "successes" in row]
+    columns: list[Column] = [
+        ("successes, published", lambda row: str(said.get(ROWS[row["method"]].said, BLANK))),
+        ("released κ ≥ 10", lambda row: str(row["successes"]["released"]["large"])),
+        ("honest κ ≥ 10", lambda row: str(row["successes"]["honest"]["large"])),
+        *MEDIANS,
+        ("without θ", lambda row: str(total - row["successes"]["released"]["pairs"])),
+    ]
     title = f"MNIST, paper protocol: of {total} pairs, those with RIR of at least 10"
-    return Table(title, ["method", "step", "epochs", *columns], rows)
+    return _table(title, rows, *_method(record), *columns)
 
 
 def mnist_binary_table(record: Record) -> Table:
-    """The binary protocol: RIR, RIR*, and the accuracy that attackers reach."""
-    found = record.figures["protocols"]["binary"]
-    steps = [s for s in (1, 10, 100, 200) if s <= record.settings["budget"]]
-    top, total = number(_ceiling(_pairs(record, "binary"))), len(_pairs(record, "binary"))
-    table = []
-    for row in ({"label": "identity", "attacks": found["identity"]}, *found["rows"]):
-        attacks, here = row["attacks"], total
-        rir = ["1", "1"]
-        if "method" in row:
-            rir = [number(row[k]["rir"]["median"]) if k in row else BLANK for k in KINDS]
-            here = row["successes"]["released"]["pairs"] if "successes" in row else 0
-        table.append(
-            [
-                row["label"], str(here), *rir, top,
-                *(_accuracy(_reach(attacks, s)) for s in steps),
-                number(attacks.get(DESCENT, {}).get("multiplier")),
-                _accuracy(_reach(attacks, None)),
-            ]
-        )  # fmt: skip
-    columns = ["pairs", "median RIR, released", "honest", "RIR*", *(f"@{s}" for s in steps)]
+    """Return the binary protocol: RIR, RIR*, and the accuracy that attackers reach."""
+    part = _part(record, "binary")
+    top, total = number(_ceiling(part)), len(part["pairs"])
+    (identity, *rows), attacked = _attacked(
+        record, "binary", (1, 10, 100, 200), lambda reached: percent(reached["mean"])
+    )
+    one = {kind: {"rir": {"median": 1}} for kind in KINDS}
+    identity = {**identity, **one, "successes": {"released": {"pairs": total}}}
+    columns: list[Column] = [
+        ("method", lambda row: row["label"]),
+        (
+            "pairs",
+            lambda row: str(row["successes"]["released"]["pairs"] if "successes" in row else 0),
+        ),
+        *MEDIANS,
+        ("RIR*", lambda row: top),
+    ]
     title = "MNIST, binary protocol: test accuracy (%) of attackers, mean over the pairs"
-    return Table(title, ["method", *columns, "cost ×", "ridge"], table)
-
-
-def _accuracy(reached: Mapping[str, float] | None) -> str:
-    return BLANK if reached is None else percent(reached["mean"])
-
-
-def mnist_factors_table(record: Record) -> Table:
-    """Both factors of RIR in the paper's protocol."""
-    heads = [f"{FACTORS[f]} {k}" for f in ("harmful", "primary") for k in ("published", *KINDS)]
-    return Table(
-        "MNIST, paper protocol: both factors of RIR, mean over pairs ± std over seeds",
-        ["method", "step", "epochs", *heads],
-        [
-            [
-                row["label"], *_setting(row),
-                *(
-                    _figure(row, kind, factor)
-                    for factor in ("harmful", "primary")
-                    for kind in ("published", *KINDS)
-                ),
-            ]
-            for row in _rows(record, "paper")
-        ],
-    )  # fmt: skip
+    return _table(title, [identity, *rows], *columns, *attacked)
 
 
 def mnist_path_table(record: Record) -> Table:
-    """RIR of Algorithm 1 along the epochs at the table's own step size, over the pairs."""
+    """Return RIR of Algorithm 1 along the epochs at the table's own step size, over the pairs."""
     points, step = record.figures["path"]["points"], record.figures["path"]["step"]
-    pairs = {(int(p), int(h)) for p, h, *_ in points}
+    pairs = {(p, h) for p, h, *_ in points}
     rows = []
     for epochs in sorted({int(point[3]) for point in points}):
         found = [[p[i] for p in points if p[3] == epochs] for i in (4, 5)]
@@ -264,48 +214,57 @@ def mnist_path_table(record: Record) -> Table:
 
 
 def flat_table(record: Record) -> Table:
-    """Every figure of the rows as plain numbers, for other programs.
+    """Return every figure of the rows as plain numbers, for other programs.
 
     Besides both factors and RIR there are ``ceiling`` (RIR*), the verdict, and for each attack
     what it reaches at the end and the multiple of its cost.
     """
-    protocols = record.figures.get("protocols") or {
-        "": {"rows": record.figures["rows"], "pairs": {"": record.figures["pair"]}}
-    }
-    rows = []
-    for protocol, found in protocols.items():
-        ceiling = _ceiling(list(found["pairs"].values()))
-        for row in found["rows"]:
-            name = [record.name, protocol, row["method"]]
-            name += [str(row.get(k) or "") for k in ("step", "epochs")]
+    rows: list[list[str]] = []
+    for protocol in record.figures.get("protocols", [""]):
+        part = _part(record, protocol)
+        for row in part["rows"]:
+            found: list[tuple[str, str, Sequence[float], str]] = []  # κ, figure, values, text
             for kind in ("published", *KINDS):
-                for factor in FACTORS:
-                    cell = (row.get(kind) or {}).get(factor)
-                    if cell is not None:
-                        pair = [cell["mean"], cell["std"]] if isinstance(cell, Mapping) else cell
-                        rows.append([*name, kind, factor, *(repr(float(v)) for v in pair), ""])
-            rows.append([*name, "honest", "ceiling", repr(ceiling), "", ""])
+                for factor, cell in (row.get(kind) or {}).items():
+                    pair = [cell["mean"], cell["std"]] if isinstance(cell, Mapping) else cell
+                    found.append((kind, factor, pair, ""))
+            found.append(("honest", "ceiling", [_ceiling(part)], ""))
             for attack in ATTACKS:
-                score = row["attacks"].get(attack, {}).get("score")
-                if score is not None:
-                    values = [score[k] for k in ("median", "mean") if k in score]
-                    cost = row["attacks"][attack]["multiplier"]
-                    rows.append([*name, "", f"{attack} score", repr(float(values[0])), "", ""])
-                    rows.append([*name, "", f"{attack} cost ×", repr(float(cost)), "", ""])
+                if "score" in row["attacks"].get(attack, {}):
+                    score, cost = (row["attacks"][attack][k] for k in ("score", "multiplier"))
+                    middle = score["median"] if "median" in score else score["mean"]
+                    found.append(("", f"{attack} score", [middle], ""))
+                    found.append(("", f"{attack} cost ×", [cost], ""))
             if row["published"]:
-                rows.append([*name, "", "verdict", "", "", row["verdict"]])
+                found.append(("", "verdict", [], row["verdict"]))
+            name = [record.name, protocol, row["method"]]
+            name += [str(row.get(key) or "") for key in ("step", "epochs")]
+            for kind, figure, values, text in found:
+                cells = [*(repr(float(value)) for value in values), "", ""]
+                rows.append([*name, kind, figure, *cells[:2], text])
     columns = ["experiment", "protocol", "method", "step", "epochs", "kappa", "figure"]
     return Table(record.name, [*columns, "value", "std", "text"], rows)
 
 
-def tables(record: Record) -> list[Table]:
-    """All tables for people of one reproduction, the main one first."""
-    if record.name == "mnist":
-        return [
-            mnist_table(record), mnist_binary_table(record), reasons_table(record),
-            mnist_pairs_table(record), mnist_factors_table(record), mnist_path_table(record),
-        ]  # fmt: skip
-    return [
-        house_prices_table(record), house_prices_attack_table(record), reasons_table(record),
-        house_prices_factors_table(record), floor_table(record),
-    ]  # fmt: skip
+TABLES: dict[str, dict[str, Callable[[Record], Table]]] = {
+    "house-prices": {
+        "": rir_table,
+        "attackers": house_prices_attack_table,
+        "reasons": reasons_table,
+        "factors": factors_table,
+        "floor": floor_table,
+    },
+    "mnist": {
+        "": rir_table,
+        "binary": mnist_binary_table,
+        "reasons": reasons_table,
+        "pairs": mnist_pairs_table,
+        "factors": factors_table,
+        "path": mnist_path_table,
+    },
+}
+
+
+def tables_of(record: Record) -> list[Table]:
+    """Return all tables for people of one reproduction, the main one first."""
+    return [made(record) for made in TABLES[record.name].values()]

@@ -12,13 +12,12 @@ from typing import Any, Literal, get_type_hints
 from immunis.attacks import check_space, select
 from immunis.core.controls import CONTROL, ORIGINAL, SCRATCH
 from immunis.core.errors import InputError, SettingsError, unknown
-from immunis.core.settings import check, fits
+from immunis.core.settings import check, require, whole
 from immunis.methods import get_method
 from immunis.models.zoo import LIBRARIES
 from immunis.recipes.recipe import NETWORKS, SOURCES, TABLES, Recipe, training_for
 from immunis.training.settings import training_of
 
-FOLDER = Path(__file__).parent
 MOST = 1 << 18  # bytes of a recipe
 DEEP = re.compile(  # a key of so many parts that reading it would fill the memory
     r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){50}"""
@@ -40,12 +39,12 @@ AUDIT = {
     "space": dict,
 }
 RESERVED = (ORIGINAL, CONTROL, SCRATCH)
-SECTIONS = {"name", "seed", *TABLES}
+NAME = re.compile(r"[\w+-][\w .+-]{0,99}")
 
 
 def bundled() -> dict[str, Path]:
-    """Names and paths of the recipes that come with the package."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+    """Return the names and paths of the recipes that come with the package."""
+    return {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
 
 
 def load_recipe(reference: str | Path) -> Recipe:
@@ -59,11 +58,9 @@ def load_recipe(reference: str | Path) -> Recipe:
     if not path.suffix and not path.exists():
         raise unknown("recipe", str(reference), bundled())
     try:
-        if path.stat().st_size > MOST:
-            raise SettingsError(f"recipe {path} has over {MOST:,} bytes; no recipe needs them.")
+        require(path.stat().st_size <= MOST, f"recipe {path} has over {MOST:,} bytes.")
         text = path.read_text(encoding="utf-8")
-        if DEEP.search(text):
-            raise SettingsError(f"recipe {path} is nested too deeply.")
+        require(not DEEP.search(text), f"recipe {path} is nested too deeply.")
         values = tomllib.loads(text)
     except SettingsError:
         raise
@@ -77,103 +74,97 @@ def load_recipe(reference: str | Path) -> Recipe:
 
 
 def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
-    """Check every key of a recipe before anything is loaded or run."""
+    """Check every key of a recipe and return it; ``path`` is where its values come from."""
+    where = f"recipe {path}"
     for key in values:
-        if key not in SECTIONS:
-            raise unknown(f"key in recipe {path}", key, SECTIONS)
+        if key not in {"name", "seed", *TABLES}:
+            raise unknown(f"key in {where}", key, {"name", "seed", *TABLES})
     for key in TABLES:
-        if not isinstance(values.get(key, {}), Mapping):
-            raise SettingsError(f"recipe {path}: [{key}] must be a table of settings.")
-    data, method = dict(values.get("data", {})), dict(values.get("method", {}))
-    if "source" not in data:
-        raise SettingsError(
-            f"recipe {path}: [data] needs a source, one of {', '.join(sorted(SOURCES))}."
-        )
-    if not isinstance(data["source"], str) or data["source"] not in SOURCES:
-        raise unknown("data source", str(data["source"]), SOURCES)
-    source = SOURCES[data["source"]]
-    hints = {k: v for k, v in get_type_hints(source).items() if k != "return"}
-    options = {k: v for k, v in data.items() if k != "source"}
-    check(options, hints, f"data source {data['source']!r}")
-    for name, parameter in inspect.signature(source).parameters.items():
-        if parameter.default is parameter.empty and name not in data:
-            raise SettingsError(f"recipe {path}: data source {data['source']!r} needs {name!r}.")
-    training, pretrain = (
-        dict(values[key]) if key in values else None for key in ("training", "pretrain")
-    )
+        table = values.get(key, {})
+        require(isinstance(table, Mapping), f"{where}: [{key}] must be a table of settings.")
+    tables = {key: dict(values[key]) for key in TABLES if key in values}
+    data, method = tables.get("data", {}), tables.get("method", {})
+    training, pretrain = tables.get("training"), tables.get("pretrain")
+    model, audit = tables.get("model", {"init": "identity"}), tables.get("audit", {})
+    _check_data(data, where)
     for table in (training, pretrain):
         training_of(table or {})
     for key in ("mix", "harmful_held_out"):
-        if pretrain is not None and pretrain.get(key):
-            told = f"recipe {path}: {key} is for harmful rows, and [pretrain] has none."
-            raise SettingsError(told)
-    if method:
-        _check_method(method, training, path)
-    model = dict(values.get("model", {"init": "identity"}))
+        told = f"{where}: {key} is for harmful rows, and [pretrain] has none."
+        require(not (pretrain or {}).get(key), told)
     check(model, MODEL, f"[model] of {path}")
     kinds = [key for key in model if key in KINDS]
-    if len(kinds) != 1:
-        raise SettingsError(f"recipe {path}: [model] takes one of {', '.join(KINDS)}.")
-    extra = [key for key in model if key not in KINDS]
-    if extra and kinds[0] not in LIBRARIES:
-        raise SettingsError(f"recipe {path}: [model] {extra[0]} goes with {', '.join(LIBRARIES)}.")
-    audit = _check_audit(dict(values.get("audit", {})), training, path)
-    trained = [training_for(training, table) for table in (method, *audit.get("methods", ()))]
-    if any(part is not None for part in (pretrain, *trained)) and kinds[0] not in NETWORKS:
-        raise SettingsError(f"recipe {path}: training needs a network in [model].")
-    if any(width < 1 for width in model.get("network", (1,))):
-        raise SettingsError(f"recipe {path}: widths of the network must be at least 1.")
+    require(len(kinds) == 1, f"{where}: [model] takes one of {', '.join(KINDS)}.")
+    for key in model.keys() - KINDS.keys():
+        told = f"{where}: [model] {key} goes with {', '.join(LIBRARIES)}."
+        require(kinds[0] in LIBRARIES, told)
+    for width in model.get("network", ()):
+        require(width >= 1, f"{where}: widths of the network must be at least 1.")
+    _check_audit(audit, where)
+    methods = [*([method] if method else []), *audit.get("methods", ())]
+    for table in methods:
+        _check_method(table, training, where)
+    trained = [pretrain, *(training_for(training, table) for table in ({}, *methods))]
+    network = kinds[0] in NETWORKS or all(part is None for part in trained)
+    require(network, f"{where}: training needs a network in [model].")
     for key in PATHS:
-        _check_path(key, {**data, **model}.get(key), path)
-    seed = values.get("seed", 0)
+        _check_path(key, {**data, **model}.get(key), where)
+    seed, name = values.get("seed", 0), values.get("name", path.stem)
     for given in (seed, data.get("seed", 0)):
-        if not fits(given, int) or not 0 <= given < 2**31:
-            raise SettingsError(f"recipe {path}: seed={given!r}; expected 0 to 2**31 - 1.")
-    name = values.get("name", path.stem)
-    if not isinstance(name, str) or not re.fullmatch(r"[\w+-][\w .+-]{0,99}", name):
-        raise SettingsError(
-            f"recipe {path}: name={name!r} is used for a folder; use at most 100 letters, digits, "
-            "spaces and any of . _ + - (no leading dot)."
-        )
+        whole(given, f"{where}: seed")
+    require(
+        isinstance(name, str) and NAME.fullmatch(name) is not None,
+        f"{where}: name={name!r} names a folder; use at most 100 letters, digits, spaces and any "
+        "of . _ + - (no leading dot).",
+    )
     return Recipe(name, data, method, model, audit, pretrain, training, seed, path.parent)
 
 
-def _check_path(key: str, given: Any, path: Path) -> None:
-    """Refuse a path out of the recipe's folder or the data's: a recipe may come from anybody."""
+def _check_data(data: Mapping[str, Any], where: str) -> None:
+    known = ", ".join(sorted(SOURCES))
+    require("source" in data, f"{where}: [data] needs a source, one of {known}.")
+    name = data["source"]
+    if not isinstance(name, str) or name not in SOURCES:
+        raise unknown("data source", str(name), SOURCES)
+    hints = {"source": str, **get_type_hints(SOURCES[name])}
+    del hints["return"]
+    check(data, hints, f"data source {name!r}")
+    for option, parameter in inspect.signature(SOURCES[name]).parameters.items():
+        given = option in data or parameter.default is not parameter.empty
+        require(given, f"{where}: data source {name!r} needs {option!r}.")
+
+
+def _check_path(key: str, given: Any, where: str) -> None:
+    """Raise ``SettingsError`` for a path out of its folder: a recipe may come from anybody."""
     if isinstance(given, str) and (Path(given).is_absolute() or ".." in Path(given).parts):
         raise SettingsError(
-            f"recipe {path}: {key}={given!r} leaves its folder. Use a path inside it; data that "
-            "lies elsewhere is given with --data."
+            f"{where}: {key}={given!r} leaves its folder. Use a path inside it, or give the folder "
+            "of the data with --data."
         )
 
 
-def _check_method(table: Mapping[str, Any], training: Mapping[str, Any] | None, path: Path) -> None:
+def _check_method(table: Mapping[str, Any], training: Mapping[str, Any] | None, where: str) -> None:
     settings = dict(table)
     label = settings.pop("label", "")
-    if not isinstance(label, str) or label in RESERVED:
-        raise SettingsError(
-            f"recipe {path}: label={label!r} of a method; expected text other than "
-            f"{', '.join(RESERVED)}, which name the audit's controls."
-        )
-    if not isinstance(settings.pop("training", {}), Mapping):
-        raise SettingsError(f"recipe {path}: training of a method must be a table of settings.")
-    own = training_for(training, table)
-    training_of(own or {})
-    get_method(settings.pop("name", "")).configure(settings, network=own is not None)
+    require(
+        isinstance(label, str) and label not in RESERVED,
+        f"{where}: label={label!r} of a method; expected text other than {', '.join(RESERVED)}, "
+        "which name the audit's controls.",
+    )
+    own = settings.pop("training", {})
+    require(isinstance(own, Mapping), f"{where}: training of a method must be a table of settings.")
+    whole_training = training_for(training, table)
+    training_of(whole_training or {})
+    network = whole_training is not None
+    get_method(settings.pop("name", "")).configure(settings, network=network)
 
 
-def _check_audit(
-    audit: dict[str, Any], training: Mapping[str, Any] | None, path: Path
-) -> dict[str, Any]:
-    check(audit, AUDIT, f"[audit] of {path}")
+def _check_audit(audit: Mapping[str, Any], where: str) -> None:
+    check(audit, AUDIT, f"[audit] of {where}")
     select(audit.get("attacks", "standard"))
     check_space(audit.get("space", {}))
     for key, values in audit.get("space", {}).items():
-        if not isinstance(values, list) or not values:
-            raise SettingsError(f"recipe {path}: [audit.space] {key} must be a list of values.")
+        listed = isinstance(values, list) and len(values) > 0
+        require(listed, f"{where}: [audit.space] {key} must be a list of values.")
     for key in ("seeds", "budget", "trials"):
-        if audit.get(key, 1) < 1:
-            raise SettingsError(f"recipe {path}: [audit] {key}={audit[key]}; need at least 1.")
-    for table in audit.get("methods", ()):
-        _check_method(table, training, path)
-    return audit
+        whole(audit.get(key, 1), f"{where}: [audit] {key}", 1)

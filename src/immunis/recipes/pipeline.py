@@ -1,7 +1,7 @@
-"""The models of a recipe, and their audit: the original, pre-trained if need be, its defences.
+"""What a recipe describes, built and run: its original model, its defences, and their audit.
 
-Trained networks are kept in a folder under a hash of everything that decides them, so that
-an audit, or a second command, trains none of them again.
+Trained networks are kept in a folder under a hash of everything that decides them. An audit, or
+a second command, trains none of them again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import copy
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,16 @@ from immunis.core.errors import InputError, RankWarning, SettingsError, unknown
 from immunis.core.files import make_folder, write_bytes
 from immunis.core.hashing import key_of, state_digest
 from immunis.core.jobs import HERE, Run
+from immunis.core.progress import Progress, silent
 from immunis.core.records import Record
 from immunis.core.version import __version__
 from immunis.data.sources import Tasks
 from immunis.methods import get_method
 from immunis.methods.immunize import Immunized, check_foldable, immunize
-from immunis.methods.record import feature_gram
+from immunis.methods.network import feature_gram
 from immunis.models.find_head import cut
 from immunis.models.weights import load_weights
-from immunis.recipes import Recipe
+from immunis.recipes.recipe import Recipe
 from immunis.report.export import weights
 from immunis.theory.gram import check_pair
 from immunis.theory.measure import Measurement, measure, measured
@@ -43,7 +45,7 @@ from immunis.training.objective import supervised_only
 from immunis.training.settings import training_of
 from immunis.training.setup import divided
 
-Progress = Callable[[str, float], None]
+Table = Mapping[str, Any]  # of a recipe: a method's name, its settings, its label and training
 
 
 def original(
@@ -51,28 +53,33 @@ def original(
     tasks: Tasks,
     hardware: Hardware | None = None,
     folder: str | Path | None = None,
-    progress: Progress = lambda what, share: None,
+    progress: Progress = silent,
 ) -> nn.Module | Tensor:
-    """What a recipe defends; pre-trained on its primary task where it says so, and kept."""
+    """Return the model that a recipe defends; pre-train it, or load it if it was kept."""
     model = recipe.extractor(tasks.primary)
     if recipe.pretrain is None:
         return model
     assert isinstance(model, nn.Module)
     store = None if folder is None else make_folder(folder)
-    key = key_of(
-        __version__, recipe.model, recipe.pretrain, tasks.primary.train.identity(), recipe.seed,
-        (hardware or Hardware()).precision,
-    )  # fmt: skip
-    path = None if store is None else store / f"original-{key[:16]}.safetensors"
-    if _kept(model, path):
+    precision = (hardware or Hardware()).precision
+    data = tasks.primary.train.identity()
+    key = key_of(__version__, recipe.model, recipe.pretrain, data, recipe.seed, precision)[:16]
+    path = None if store is None else store / f"original-{key}.safetensors"
+    if _load_kept(model, path):
         return model
-    whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs, recipe.head)
-    place = None if store is None else store / f"pretraining-{key[:16]}"
+    place = None if store is None else store / f"pretraining-{key}"
     result = fit(
-        whole, supervised_only(), tasks.primary, None, training_of(recipe.pretrain), hardware,
-        seed=recipe.seed, folder=place, resume=place is not None,
+        cut(model, tasks.primary.train.first(2), tasks.primary.outputs, recipe.head),
+        supervised_only(),
+        tasks.primary,
+        None,
+        training_of(recipe.pretrain),
+        hardware,
+        seed=recipe.seed,
+        folder=place,
+        resume=place is not None,
         progress=lambda _, share: progress("pre-training", share),
-    )  # fmt: skip
+    )
     if path is not None and place is not None and rank() == 0:
         write_bytes(path, weights(result.model))
         (place / checkpoints.NAME).unlink(missing_ok=True)  # its curves stay
@@ -84,40 +91,69 @@ def measure_recipe(
     tasks: Tasks,
     hardware: Hardware | None = None,
     folder: str | Path | None = None,
-    progress: Progress = lambda what, share: None,
+    progress: Progress = silent,
 ) -> Measurement:
-    """Measure a recipe's tasks: the features of its network, if it has one, or the inputs.
+    """Measure a recipe's tasks: the features of its network, or the inputs if it has none.
 
-    Of a network at most 16,384 samples are read, or eight for each feature.
+    It reads at most 16,384 samples of a network's features, or eight for each feature.
 
     Raises:
         SettingsError: for images without a network, or hardware that nothing would use.
     """
-    where = hardware or Hardware()
+    hardware = hardware or Hardware()
     if not recipe.is_network:
         if recipe.data["source"] == "images":
             raise SettingsError(
                 f"{recipe.name} reads images, whose pixels say little: name a network in [model]."
             )
-        _check_used(
-            where, "inputs are measured as they are. Leave them out, or name a network in [model]"
-        )
+        _check_used(hardware, "inputs are measured as they are", "name a network in [model]")
         return measure(tasks.primary, tasks.harmful)
     if recipe.pretrain is None:
-        _check_used(
-            dataclasses.replace(where, device="cpu"),
-            "no network is trained first. Leave --precision out, or add [pretrain] to the recipe",
-        )
-    began, device = time.perf_counter(), device_of(where.device)
-    check_pair(tasks.primary, tasks.harmful)
+        used = dataclasses.replace(hardware, device="cpu")
+        _check_used(used, "no network is trained first", "add [pretrain] to the recipe")
+    began, device = time.perf_counter(), device_of(hardware.device)
+    pair = tasks.primary, tasks.harmful
+    check_pair(*pair)
     model = original(recipe, tasks, hardware, folder, progress)
     whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs, recipe.head).on(device)
-    pair = tasks.primary, tasks.harmful
     return measured((feature_gram(whole, pair[0]), feature_gram(whole, pair[1])), pair, began)
 
 
-def rehearse(recipe: Recipe, tables: Iterable[Mapping[str, Any]], tasks: Tasks) -> None:
-    """Refuse defences that do not fit the network or the data, before the network is pre-trained.
+def immunize_recipe(
+    recipe: Recipe,
+    tasks: Tasks,
+    hardware: Hardware | None = None,
+    folder: str | Path | None = None,
+    progress: Progress = silent,
+    *,
+    resume: bool = False,
+    wandb: str | None = None,
+) -> Immunized:
+    """Defend a recipe's model by its own method; ``folder`` keeps checkpoints and curves.
+
+    Raises:
+        SettingsError: for hardware that nothing would use, or what ``rehearse`` refuses.
+    """
+    if not recipe.is_trained and recipe.pretrain is None:
+        solved = f"method {recipe.method['name']!r} is solved in closed form"
+        _check_used(hardware or Hardware(), solved, "add [training] to the recipe")
+    rehearse(recipe, [recipe.method], tasks)
+    model = original(recipe, tasks, hardware, folder, progress)
+    options = {"hardware": hardware, "folder": folder, "resume": resume, "wandb": wandb}
+    return defended(recipe, recipe.method, model, tasks, progress=progress, **options)
+
+
+def _check_used(hardware: Hardware, why: str, remedy: str) -> None:
+    """Raise ``SettingsError`` if hardware is asked for where nothing is trained on it."""
+    if hardware not in (Hardware(), Hardware(device="auto")):
+        raise SettingsError(
+            "--device, --devices, --nodes, --strategy, --precision and --compile are for networks, "
+            f"and here {why}. Leave them out, or {remedy}."
+        )
+
+
+def rehearse(recipe: Recipe, tables: Iterable[Table], tasks: Tasks) -> None:
+    """Check that defences fit the network and the data, before hours of pre-training.
 
     Raises:
         SettingsError: for layers, depths or settings that the network does not have.
@@ -135,115 +171,74 @@ def rehearse(recipe: Recipe, tables: Iterable[Mapping[str, Any]], tasks: Tasks) 
         assert method.objective is not None
         how = training_of(training)
         whole.parameters_named(how.layers)
-        method.objective(method.configure(_settings(table), network=True), whole)
+        method.objective(configured(table, network=True), whole)
         divided(tasks.primary, "primary", how)
         divided(tasks.harmful, "harmful", how)
 
 
-def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table says of the method itself."""
+def _settings(table: Table) -> dict[str, Any]:
     return {k: v for k, v in table.items() if k not in ("name", "label", "training")}
 
 
-def trains(recipe: Recipe, hardware: Hardware) -> bool:
-    """Whether a recipe's method trains its network, rather than being solved.
-
-    Raises:
-        SettingsError: for hardware that nothing of the recipe would use.
-    """
-    trained = recipe.training_for(recipe.method) is not None
-    if not trained and recipe.pretrain is None:
-        solved = f"method {recipe.method['name']!r} is solved"
-        _check_used(hardware, f"{solved}. Leave them out, or add [training] to the recipe")
-    return trained
-
-
-def _check_used(hardware: Hardware, why: str) -> None:
-    """Refuse hardware that is asked for where nothing is trained on it."""
-    if hardware not in (Hardware(), Hardware(device="auto")):
-        raise SettingsError(
-            "--device, --devices, --nodes, --strategy, --precision and --compile are for networks; "
-            f"here {why}."
-        )
+def configured(table: Table, network: bool = False) -> Any:
+    """Return a method's settings as its table gives them, checked."""
+    return get_method(table["name"]).configure(_settings(table), network=network)
 
 
 def defended(
-    recipe: Recipe,
-    table: Mapping[str, Any],
-    model: nn.Module | Tensor,
-    tasks: Tasks,
-    *,
-    seed: int | None = None,
-    hardware: Hardware | None = None,
-    resume: bool = False,
-    folder: str | Path | None = None,
-    wandb: str | None = None,
-    progress: Progress = lambda what, share: None,
+    recipe: Recipe, table: Table, model: nn.Module | Tensor, tasks: Tasks, **options: Any
 ) -> Immunized:
-    """Defend a recipe's model by one of its methods."""
-    name, settings = table["name"], _settings(table)
+    """Defend a recipe's model by one of its methods; ``options`` are those of ``immunize``."""
     training = recipe.training_for(table)
-    return immunize(
-        model, tasks.primary, tasks.harmful, name,
-        head=None if training is None else recipe.head, training=training, hardware=hardware,
-        folder=folder, resume=resume, wandb=wandb, seed=recipe.seed if seed is None else seed,
-        progress=progress, **settings,
-    )  # fmt: skip
+    head = None if training is None else recipe.head
+    given = {"seed": recipe.seed, "head": head, "training": training, **_settings(table), **options}
+    return immunize(model, tasks.primary, tasks.harmful, table["name"], **given)
 
 
 def variants(
     recipe: Recipe,
-    table: Mapping[str, Any],
+    table: Table,
     model: nn.Module | Tensor,
     tasks: Tasks,
     seeds: int,
     hardware: Hardware | None = None,
     folder: str | Path | None = None,
-    progress: Progress = lambda what, share: None,
+    progress: Progress = silent,
 ) -> tuple[Any, list[Any]]:
-    """A defence as an audit takes it, one model or for a trained network one for each seed.
+    """Return a defence as an audit takes it: one model, or one network for each seed.
 
-    Beside it how each network was trained, evaluation by evaluation; None where that was lost.
+    The second value tells how each network was trained; None if its record was lost.
     """
-    if recipe.training_for(table) is None:
+    training = recipe.training_for(table)
+    if training is None:
         return defended(recipe, table, model, tasks, progress=progress), []
     assert isinstance(model, nn.Module)
     store = None if folder is None else make_folder(folder)
+    data = tasks.primary.train.identity(), tasks.harmful.train.identity()
+    given = training, dict(table)
+    after = state_digest(model), (hardware or Hardware()).precision
     found, told = list[nn.Module](), list[Any]()
     for seed in range(recipe.seed, recipe.seed + seeds):
-        key = key_of(
-            __version__, tasks.primary.train.identity(), tasks.harmful.train.identity(),
-            recipe.training_for(table), dict(table), seed, state_digest(model),
-            (hardware or Hardware()).precision,
-        )  # fmt: skip
-        stem = f"{table['name']}-{seed}-{key[:16]}"
-        path = None if store is None else store / f"{stem}.safetensors"
-        fresh = copy.deepcopy(model)
-        if path is not None and _kept(fresh, path):
-            record = _record_beside(path)
+        key = key_of(__version__, *data, *given, seed, *after)[:16]
+        path = None if store is None else store / f"{table['name']}-{seed}-{key}.safetensors"
+        fresh, record = copy.deepcopy(model), None
+        if path is not None and _load_kept(fresh, path):
+            with suppress(InputError):
+                record = Record.load(path.with_suffix(".json"))
         else:
-            result = defended(
-                recipe, table, model, tasks, seed=seed, hardware=hardware, progress=progress
-            )
+            options = {"seed": seed, "hardware": hardware, "progress": progress}
+            result = defended(recipe, table, model, tasks, **options)
             fresh, record = result.model, result.record
             if path is not None:
-                record.save(path.with_suffix(".json"))  # first: a network that is there is done
+                record.save(path.with_suffix(".json"))  # first: a network on disk is complete
                 write_bytes(path, weights(fresh, record))
         found.append(fresh.cpu().eval())
         told.append(None if record is None else record.figures["details"])
     return found, told
 
 
-def _record_beside(path: Path) -> Record | None:
-    """The record of a network that was kept, if it can be read."""
-    try:
-        return Record.load(path.with_suffix(".json"))
-    except InputError:
-        return None
-
-
-def _kept(model: nn.Module, path: Path | None) -> bool:
-    """Load a network that was kept; False where there is none, or (which is said) a damaged one."""
+def _load_kept(model: nn.Module, path: Path | None) -> bool:
+    """Load a network that was kept; return False if there is none, or a damaged one (warned)."""
     if path is None or not path.exists():
         return False
     try:
@@ -254,15 +249,71 @@ def _kept(model: nn.Module, path: Path | None) -> bool:
     return True
 
 
-def tables_of(recipe: Recipe, methods: Sequence[str] | None = None) -> dict[str, Mapping[str, Any]]:
-    """Tables of a recipe's defences by label: those named, or all.
+def audit_recipe(
+    recipe: Recipe,
+    data: str | None = None,
+    attacks: str | Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
+    hardware: Hardware | None = None,
+    models_folder: str | Path | None = None,
+    *,
+    effort: Mapping[str, Any] | None = None,
+    run: Run | Mapping[str, Any] = HERE,
+) -> Audit:
+    """Build what a recipe describes, defend it by each of its methods, and audit them all.
 
-    They are its ``[[audit.methods]]`` and, where it has a label or is alone, its own method.
+    Args:
+        recipe: what to audit.
+        data: folder that holds the data files.
+        attacks: as in ``audit``; the recipe's if left out.
+        methods: labels of the recipe's defences to audit; all if left out.
+        hardware: where networks are trained.
+        models_folder: keeps trained networks.
+        effort: replaces parts of what the recipe says of ``Effort``.
+        run: where attacks run, as in ``audit``.
+    """
+    run = Run.of(run)
+    device_of(run.device)  # before hours of training
+    if recipe.audit.get("trials") is not None:
+        need_optuna()
+    tasks, tables = recipe.tasks(data), tables_of(recipe, methods)
+    rehearse(recipe, tables.values(), tasks)
+    where = hardware, models_folder, run.progress
+    model = original(recipe, tasks, *where)
+    models, training = dict[str, Any]({ORIGINAL: model}), dict[str, list[Any]]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)  # the record reports ranks
+        for label, table in tables.items():
+            seeds = recipe.audit.get("seeds", 3)
+            models[label], told = variants(recipe, table, model, tasks, seeds, *where)
+            if told:
+                training[label] = told
+    options = {k: v for k, v in recipe.audit.items() if k not in ("methods", "attacks")}
+    result = audit(
+        models,
+        tasks.primary,
+        tasks.attacker,
+        tasks.transfer,
+        recipe.attacks if attacks is None else attacks,
+        defender=tasks.harmful,
+        head=recipe.head,
+        effort={**options, **(effort or {})},
+        run=run,
+    )
+    figures = {**result.record.figures, **({"training": training} if training else {})}
+    record = dataclasses.replace(result.record, seed=recipe.seed, figures=figures)
+    return Audit(record.with_settings(recipe=recipe.to_dict()))
+
+
+def tables_of(recipe: Recipe, methods: Sequence[str] | None = None) -> dict[str, Table]:
+    """Return the tables of a recipe's defences by label: those named, or all.
+
+    They are its ``[[audit.methods]]`` and, if it has a label or is alone, its own method.
 
     Raises:
-        SettingsError: for a name that is none of them.
+        SettingsError: for a name that none of them has.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, Table] = {}
     own = [recipe.method] if recipe.method else []
     compared = recipe.audit.get("methods", own)
     if compared is not own and "label" in recipe.method:
@@ -274,48 +325,3 @@ def tables_of(recipe: Recipe, methods: Sequence[str] | None = None) -> dict[str,
         if name not in found:
             raise unknown("defence of the recipe", name, found)
     return {label: t for label, t in found.items() if methods is None or label in methods}
-
-
-def audit_recipe(
-    recipe: Recipe,
-    data: str | None = None,
-    attacks: str | Sequence[str] | None = None,
-    methods: Sequence[str] | None = None,
-    *,
-    hardware: Hardware | None = None,
-    models_folder: str | Path | None = None,
-    effort: Mapping[str, Any] | None = None,
-    run: Run | Mapping[str, Any] = HERE,
-) -> Audit:
-    """Build what a recipe describes, defend it by each of its methods, and audit them all.
-
-    ``methods`` names those of the recipe's defences to audit, by label where they have one. Trained
-    networks are kept in ``models_folder``; ``effort`` replaces parts of what the recipe says, and
-    ``run`` is as in ``audit``.
-    """
-    run = Run.of(run)
-    device_of(run.device)  # before hours of training
-    if recipe.audit.get("trials") is not None:
-        need_optuna()
-    tasks = recipe.tasks(data)
-    options = {key: value for key, value in recipe.audit.items() if key != "methods"}
-    where = hardware, models_folder, run.progress
-    tables = tables_of(recipe, methods)
-    rehearse(recipe, tables.values(), tasks)
-    model = original(recipe, tasks, *where)
-    models, training = dict[str, Any]({ORIGINAL: model}), dict[str, list[Any]]()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RankWarning)  # ranks are reported
-        for label, table in tables.items():
-            seeds = options.get("seeds", 3)
-            models[label], told = variants(recipe, table, model, tasks, seeds, *where)
-            training |= {label: told} if told else {}
-    own = options.pop("attacks", "standard")
-    chosen = own if attacks is None else attacks
-    result = audit(
-        models, tasks.primary, tasks.attacker, tasks.transfer, chosen,
-        defender=tasks.harmful, head=recipe.head, effort={**options, **(effort or {})}, run=run,
-    )  # fmt: skip
-    figures = {**result.record.figures, **({"training": training} if training else {})}
-    record = dataclasses.replace(result.record, seed=recipe.seed, figures=figures)
-    return Audit(record.with_settings(recipe=recipe.to_dict()))

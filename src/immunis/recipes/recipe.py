@@ -1,4 +1,4 @@
-"""A recipe: a run described, and what it describes, built."""
+"""A recipe: a run described, with the data and the model that it describes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from immunis.core.errors import InputError
-from immunis.data import sources as datasets
+from immunis.data import sources
 from immunis.data.sources import Tasks
 from immunis.data.task import Task
 from immunis.models.weights import read_tensors
@@ -22,18 +22,14 @@ from immunis.models.zoo import LIBRARIES, named_network, pretrained_mlp
 NETWORKS = (*LIBRARIES, "network")
 TABLES = ("data", "model", "pretrain", "method", "training", "audit")
 SOURCES: dict[str, Callable[..., Tasks]] = {
-    "digits": datasets.digits,
-    "digit-parity": datasets.digit_parity,
-    "house-prices": datasets.house_prices,
-    "mnist-pair": datasets.mnist_pair,
-    "mnist-digits": datasets.mnist_digits,
-    "npz": datasets.npz,
-    "images": datasets.images,
+    "digits": sources.digits,
+    "digit-parity": sources.digit_parity,
+    "house-prices": sources.house_prices,
+    "mnist-pair": sources.mnist_pair,
+    "mnist-digits": sources.mnist_digits,
+    "npz": sources.npz,
+    "images": sources.images,
 }
-
-
-def _folder_key(source: Callable[..., Tasks]) -> bool:
-    return "folder" in inspect.signature(source).parameters
 
 
 @dataclass(frozen=True)
@@ -44,18 +40,16 @@ class Recipe:
         name: how the run is called.
         data: the source and its options.
         method: the method's name and settings; empty in a recipe that only measures.
-        model: ``{"init": "identity" | "random"}``, ``{"weights": "layer.safetensors"}``, or
-            ``{"network": [128, 64]}`` for a small network pre-trained on the primary task; or
+        model: ``{"init": "identity" | "random"}``; ``{"weights": "layer.safetensors"}``;
+            ``{"network": [128, 64]}``, a small network pre-trained on the primary task; or
             ``{"timm": "resnet18"}`` (``torchvision``, ``transformers``) with ``pretrained``, a
             local ``checkpoint``, the library's own ``options``, and ``head``, the name of its
-            linear head where it cannot be told.
-        pretrain: settings of ``Training``: the network is trained on the primary task first;
-            None where it is not.
-        training: settings of ``Training``: methods train the network; None where they do not.
-        audit: ``attacks``, ``seeds``, ``budget``, ``trials``, ``space`` (settings that attacks
-            may search, where not all), and ``methods``: which defences to compare, each a
-            table with a name, its settings, and ``label`` and ``training`` of its own; the recipe's
-            own method is one of them where it has a label, or where there are no others.
+            linear head where it cannot be guessed.
+        audit: the fields of ``Effort``, ``attacks``, and ``methods``: the defences to compare. Each
+            is a table with a name, its settings, and ``label`` and ``training`` of its own. The
+            recipe's own method joins them if it has a label or there are no others.
+        pretrain: settings of ``Training`` on the primary task, before any defence; None for none.
+        training: settings of ``Training`` for methods that train the network; None for none.
         seed: seeds the initial θ and the method.
         folder: where relative paths in the recipe start.
     """
@@ -72,61 +66,69 @@ class Recipe:
 
     @property
     def head(self) -> str | None:
-        """Name of the network's head, if the recipe has it."""
+        """The name of the network's head, if the recipe gives it."""
         return self.model.get("head")
 
-    def to_dict(self) -> dict[str, Any]:
-        """What a record keeps of the recipe."""
-        parts = {name: getattr(self, name) for name in TABLES}
-        given = {
-            name: part
-            for name, part in parts.items()
-            if part or (part is not None and name in ("pretrain", "training"))
-        }
-        return {**given, "seed": self.seed}
+    @property
+    def attacks(self) -> Any:
+        """The attacks of its audit: a preset, or names."""
+        return self.audit.get("attacks", "standard")
+
+    @property
+    def is_network(self) -> bool:
+        """True if its model is a network, not a linear map."""
+        return any(kind in self.model for kind in NETWORKS)
+
+    @property
+    def is_trained(self) -> bool:
+        """True if its own method trains the network."""
+        return self.training_for(self.method) is not None
 
     def training_for(self, table: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Settings with which one of its methods trains the network; None if it does not train."""
+        """Return how one of its methods trains the network; None if it does not."""
         return training_for(self.training, table)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a record keeps of the recipe."""
+        parts = {name: getattr(self, name) for name in TABLES}
+        optional = ("pretrain", "training")  # an empty table is a choice
+        given = {k: v for k, v in parts.items() if v or (v is not None and k in optional)}
+        return {**given, "seed": self.seed}
 
     def tasks(self, data_folder: str | None = None) -> Tasks:
         """Load the recipe's data; ``data_folder`` overrides where files are looked for."""
         options = dict(self.data)
         source = SOURCES[options.pop("source")]
-        if _folder_key(source):
+        if "folder" in inspect.signature(source).parameters:
             if data_folder is not None:
                 options["folder"] = data_folder
-            elif source is datasets.npz:
+            elif source is sources.npz:
                 options["folder"] = str(self.folder / options.get("folder", "."))
         return source(**options)
 
-    @property
-    def is_network(self) -> bool:
-        """Whether its model is a network, and no linear map."""
-        return any(kind in self.model for kind in NETWORKS)
-
     def extractor(self, primary: Task) -> nn.Module | Tensor:
-        """Return what to immunize: identity, random, from a file, or a small trained network."""
-        if "weights" in self.model:
-            return _read_layer(self.folder / str(self.model["weights"]))
-        if "network" in self.model:
-            return pretrained_mlp(primary, self.model["network"], seed=self.seed)
-        for library in LIBRARIES:
-            if library in self.model:
-                file, name = self.model.get("checkpoint"), self.model[library]
-                if library == "transformers" and (self.folder / name).is_dir():
-                    name = str(self.folder / name)
-                return named_network(
-                    library,
-                    name,
-                    primary.outputs,
-                    pretrained=self.model.get("pretrained", False),
-                    weights=None if file is None else self.folder / file,
-                    options=self.model.get("options"),
-                    seed=self.seed,
-                )
+        """Return what to immunize: identity, random, from a file, or a network."""
+        model = self.model
+        if "weights" in model:
+            return _read_layer(self.folder / str(model["weights"]))
+        if "network" in model:
+            return pretrained_mlp(primary, model["network"], seed=self.seed)
+        if self.is_network:
+            library = next(library for library in LIBRARIES if library in model)
+            file, name = model.get("checkpoint"), model[library]
+            if library == "transformers" and (self.folder / name).is_dir():
+                name = str(self.folder / name)
+            return named_network(
+                library,
+                name,
+                primary.outputs,
+                pretrained=model.get("pretrained", False),
+                weights=None if file is None else self.folder / file,
+                options=model.get("options"),
+                seed=self.seed,
+            )
         dimension = math.prod(primary.input_shape)
-        if self.model.get("init", "identity") == "identity":
+        if model.get("init", "identity") == "identity":
             return torch.eye(dimension, dtype=torch.float64)
         generator = torch.Generator().manual_seed(self.seed)
         theta = torch.randn(dimension, dimension, generator=generator, dtype=torch.float64)
@@ -136,7 +138,7 @@ class Recipe:
 def training_for(
     training: Mapping[str, Any] | None, table: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """A recipe's [training] with a method's own over it; None where neither is given."""
+    """Return a recipe's [training], overridden by a method's own; None where neither is given."""
     if training is None and "training" not in table:
         return None
     return {**(training or {}), **table.get("training", {})}
@@ -144,13 +146,12 @@ def training_for(
 
 def _read_layer(path: Path) -> nn.Linear:
     tensors = read_tensors(path)
-    weight = tensors.get("weight")
+    weight, bias = tensors.get("weight"), tensors.get("bias")
     if weight is None or weight.ndim != 2:
         raise InputError(
             f"{path} holds {', '.join(tensors) or 'nothing'}; expected 'weight' (out×in) and "
             "optionally 'bias', as in nn.Linear.state_dict()."
         )
-    bias = tensors.get("bias")
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, dtype=weight.dtype)
     layer.load_state_dict({k: v for k, v in tensors.items() if k in ("weight", "bias")})
     return layer

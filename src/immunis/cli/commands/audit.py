@@ -6,48 +6,39 @@ from typing import Annotated
 
 import typer
 
-from immunis.cli.console import again, bar, explain, show, show_estimate, take, where
-from immunis.cli.options import (
-    Attacks,
-    Cluster,
-    Data,
-    Device,
-    DryRun,
-    Json,
-    Output,
-    Precision,
-    Recipe,
-    Workers,
-    app,
-)
+from immunis.cli import options
+from immunis.cli.console import again, bar, estimate, finish, take
 
 
-@app.command()
+@options.app.command()
 def audit(
-    recipe: Recipe,
-    data: Data = None,
-    output: Output = None,
-    attacks: Attacks = None,
+    recipe: options.Recipe,
+    data: options.Data = None,
+    output: options.Output = None,
+    attacks: options.Attacks = None,
     methods: Annotated[
-        str | None, typer.Option(help="Some of the recipe's defences, separated by commas.")
+        str | None,
+        typer.Option(help="Names of the recipe's defences, separated by commas; default: all."),
     ] = None,
     models: Annotated[
-        str | None, typer.Option(help="Folder of trained networks; default OUTPUT/models.")
+        str | None, typer.Option(help="Folder of trained networks; default: OUTPUT/models.")
     ] = None,
-    workers: Workers = 1,
-    cluster: Cluster = None,
-    device: Device = "cpu",
-    precision: Precision = "32-true",
-    dry_run: DryRun = False,
-    json: Json = False,
+    workers: options.Workers = 1,
+    cluster: options.Cluster = None,
+    device: options.Device = "cpu",
+    precision: options.Precision = "32-true",
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
 ) -> None:
-    """Run attacks against a model, its defences and its controls; the worst case leads.
+    """Attack a model, its defences and its controls, and print the worst case first.
 
-    Finished attacks are kept in the output folder: the same command goes on where it stopped.
+    Finished attacks are kept in the output folder. Run the same command again to continue an
+    interrupted audit.
     """
     from immunis.core.files import release
     from immunis.core.jobs import Run
     from immunis.recipes import load_recipe
+    from immunis.recipes.estimate import estimate_audit
     from immunis.recipes.pipeline import audit_recipe
     from immunis.report.card import render
     from immunis.report.tables import audit_table, models_table, transfer_table, worst_case_table
@@ -58,31 +49,16 @@ def audit(
     hardware = hardware_of({"device": device, "precision": precision})
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     if dry_run:
-        from immunis.recipes.estimate import estimate_audit
-
-        with bar(f"estimate {chosen.name}", json):
-            found = estimate_audit(chosen, chosen.tasks(data), attacks, names, workers, hardware)
-        show_estimate(found, json)
+        given = attacks, names, workers, hardware
+        estimate(chosen.name, json, lambda: estimate_audit(chosen, chosen.tasks(data), *given))
         return
     folder = take(output or f"immunis-runs/{chosen.name}-audit", "audit")
-    resume = f"finished attacks are kept in {folder}; {again()} goes on from there."
-    with bar(f"audit {chosen.name}", json, resume) as report:
-        result = audit_recipe(
-            chosen,
-            data,
-            attacks=attacks,
-            methods=names,
-            models_folder=models or folder / "models",
-            hardware=hardware,
-            run=Run(workers, cluster, folder / "attacks", device, report),
-        )
-    made = {"record.json": result.record.to_file(), "card.html": render(result.record)}
-    paths = release(folder, made)
-    if json:
-        typer.echo(result.to_json())
-        return
-    for table in (worst_case_table, audit_table, transfer_table, models_table):
-        if table is not transfer_table or result.record.figures["transfer"]:
-            show(table(result.record))
-    explain(beside_tables(result.record))
-    where(*paths)
+    kept = f"finished attacks are kept in {folder}; continue with: {again()}"
+    with bar(f"audit {chosen.name}", json, kept) as report:
+        run = Run(workers, cluster, folder / "attacks", device, report)
+        how = hardware, models or folder / "models"
+        record = audit_recipe(chosen, data, attacks, names, *how, run=run).record
+    made = (worst_case_table, audit_table, transfer_table, models_table)
+    tables = [table(record) for table in made]
+    paths = release(folder, {"record.json": record.to_file(), "card.html": render(record)})
+    finish(record, paths, json, tables, beside_tables(record))

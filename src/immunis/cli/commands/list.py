@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from immunis.cli.console import show
+from immunis.cli.console import out, show
 from immunis.cli.options import app
 from immunis.report.format import Table
 
@@ -14,13 +14,11 @@ from immunis.report.format import Table
 @app.command("list")
 def list_(
     what: Annotated[
-        str, typer.Argument(help="methods, attacks, recipes or sources; all if left out.")
+        str, typer.Argument(help="methods, attacks, recipes or sources; default: all of them.")
     ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """List the methods with their settings, the attacks, the bundled recipes, the data sources."""
-    from json import dumps
-
     from immunis.core.errors import unknown
     from immunis.recipes import catalogue
 
@@ -29,11 +27,9 @@ def list_(
         raise unknown("list", what, found)
     found = {what: found[what]} if what else found
     if json:
-        typer.echo(dumps(found, indent=1, ensure_ascii=False))
+        out.print_json(data=found)
         return
     for kind, entries in found.items():
-        rows = [[e["name"], e["summary"], e.get("settings", "")] for e in entries]
-        label = "family" if kind == "attacks" else "settings and defaults"
-        settings = [label] if any(row[2] for row in rows) else []
-        width = 2 + len(settings)
-        show(Table(kind, ["name", "what it is", *settings], [r[:width] for r in rows]), text=True)
+        rows = [list(entry.values()) for entry in entries]
+        last = {"methods": ["settings and defaults"], "attacks": ["family"]}.get(kind, [])
+        show(Table(kind, ["name", "what it is", *last], rows), text=True)

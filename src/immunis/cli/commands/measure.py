@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import typer
-
-from immunis.cli.console import bar, explain, show, take, where
-from immunis.cli.options import Data, Device, Json, Output, Precision, Recipe, app
+from immunis.cli import options
+from immunis.cli.console import bar, finish, take
 
 
-@app.command()
+@options.app.command()
 def measure(
-    recipe: Recipe,
-    data: Data = None,
-    output: Output = None,
-    device: Device = "cpu",
-    precision: Precision = "32-true",
-    json: Json = False,
+    recipe: options.Recipe,
+    data: options.Data = None,
+    output: options.Output = None,
+    device: options.Device = "cpu",
+    precision: options.Precision = "32-true",
+    json: options.Json = False,
 ) -> None:
-    """Measure a task pair: both spectra, and the ceiling RIR* no linear defence can pass.
+    """Measure a task pair: both spectra, and RIR*, the ceiling for every linear defence.
 
-    Of a recipe with a network its features are measured, of others the inputs.
+    If the recipe has a network, its features are measured; otherwise the inputs are.
     """
     from immunis.core.files import release
     from immunis.recipes import load_recipe
@@ -35,14 +33,10 @@ def measure(
         tasks = chosen.tasks(data)
         measured = measure_recipe(chosen, tasks, hardware, folder / "models", report)
         record = measured.record.with_settings(recipe=chosen.to_dict())
-    paths = release(folder, {"record.json": record.to_file()})
-    if json:
-        typer.echo(record.to_json())
-        return
-    show(measure_table(record))
-    explain(
+    words = (
         f"ceiling RIR* = {number(measured.ceiling)}, with a ridge of 1e-3: "
         f"{number(measured.ridge_ceiling)}; free directions: {measured.free_directions}; "
         f"harmful labels a linear probe explains: ρ = {number(measured.rho)}"
     )
-    where(*paths)
+    paths = release(folder, {"record.json": record.to_file()})
+    finish(record, paths, json, [measure_table(record)], words)

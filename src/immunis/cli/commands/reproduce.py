@@ -2,74 +2,64 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from immunis.cli.console import again, bar, explain, show, show_estimate, take, where
-from immunis.cli.options import Cluster, Data, DryRun, Json, Output, Workers, app
+from immunis.cli import options
+from immunis.cli.console import again, bar, estimate, finish, take
+
+WORDS = (
+    "released κ: as the paper's code computes it; honest κ: over the non-zero directions only; "
+    "RIR*: the most any linear map can reach. @n, ridge: what an attacker with data of their "
+    "own reaches in n descent steps, or in closed form. All tables: tables.md."
+)
 
 
-@app.command()
+@options.app.command()
 def reproduce(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="house-prices or mnist.")],
-    data: Data = None,
-    output: Output = None,
+    data: options.Data = None,
+    output: options.Output = None,
     quick: Annotated[bool, typer.Option("--quick", help="One seed; six digit pairs.")] = False,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repeats; the paper's 5 (house-prices) or 3 (mnist).")
+        int | None,
+        typer.Option(min=1, help="Repeats; default: the paper's 5 (house-prices) or 3 (mnist)."),
     ] = None,
     pairs: Annotated[
-        str | None, typer.Option(help="Digit pairs, PRIMARY-HARMFUL, as in 3-7,0-1 (mnist only).")
+        str | None, typer.Option(help="Digit pairs PRIMARY-HARMFUL, such as 3-7,0-1 (mnist only).")
     ] = None,
-    workers: Workers = 1,
-    cluster: Cluster = None,
+    workers: options.Workers = 1,
+    cluster: options.Cluster = None,
     fetch: Annotated[
-        bool, typer.Option("--fetch", help="Get House Prices from OpenML where no file is found.")
+        bool, typer.Option("--fetch", help="Download House Prices from OpenML if it is missing.")
     ] = False,
-    dry_run: DryRun = False,
-    json: Json = False,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
 ) -> None:
-    """Run the paper's linear experiments again, beside what it printed and what it should be.
+    """Run the paper's linear experiments again, beside the numbers that it printed.
 
-    On two cores house-prices takes about three minutes, mnist an hour; --quick one minute;
-    --dry-run times one run of each kind. Finished runs are kept in the output folder: the same
-    command goes on where it stopped.
+    On two cores house-prices takes about three minutes and mnist an hour; --quick takes a minute.
+    Finished runs are kept in the output folder. Run the same command again to continue an
+    interrupted run.
     """
-    from immunis.core.errors import unknown
-    from immunis.paper import EXPERIMENTS, planned
+    from immunis.core.jobs import Run
+    from immunis.paper import planned, settings_of, write
     from immunis.paper import reproduce as run
     from immunis.paper.digits import read_pairs
-    from immunis.paper.report import write
-    from immunis.paper.tables import tables
+    from immunis.paper.tables import tables_of
     from immunis.recipes.estimate import estimate_jobs
 
-    if experiment not in EXPERIMENTS:
-        raise unknown("experiment", experiment, EXPERIMENTS)
-    chosen = None if pairs is None else read_pairs(pairs)
+    chosen = settings_of(experiment, quick, seeds, None if pairs is None else read_pairs(pairs))
     if dry_run:
-        with bar(f"estimate {experiment}", json):
-            jobs = planned(experiment, data, quick=quick, seeds=seeds, pairs=chosen, fetch=fetch)
-            found = estimate_jobs(jobs, workers)
-        show_estimate(found, json)
+        plan = partial(planned, experiment, data, chosen, fetch)
+        estimate(experiment, json, lambda: estimate_jobs(plan().jobs, workers))
         return
     name = f"{experiment}-quick" if quick else experiment
     folder = take(output or f"immunis-runs/reproduce-{name}", "reproduce")
-    resume = f"finished runs are kept in {folder}; {again()} goes on from there."
-    with bar(f"reproduce {name}", json, resume) as report:
-        record = run(
-            experiment, data, quick=quick, seeds=seeds, pairs=chosen, workers=workers,
-            cluster=cluster, folder=folder / "runs", fetch=fetch, progress=report,
-        )  # fmt: skip
-    paths = write(record, folder)
-    if json:
-        typer.echo(record.to_json())
-        return
-    for table in tables(record)[:2]:
-        show(table, text=True)
-    explain(
-        "released κ: as the paper's code computes it; honest κ: over the non-zero directions only; "
-        "RIR*: the most any linear map can reach. @n, ridge: what an attacker with data of their "
-        "own reaches in n descent steps, or in closed form. All tables: tables.md."
-    )
-    where(*paths)
+    kept = f"finished runs are kept in {folder}; continue with: {again()}"
+    with bar(f"reproduce {name}", json, kept) as report:
+        where = Run(workers, cluster, folder / "runs", progress=report)
+        record = run(experiment, data, chosen, fetch=fetch, run=where)
+    finish(record, write(record, folder), json, tables_of(record)[:2], WORDS, text=True)

@@ -1,22 +1,22 @@
-"""The paper's training loop as its released code runs it, and the two baselines that share it.
+"""The paper's training loop as its released code runs it, with the baselines that share it.
 
-Mini-batches of paired rows, Adam, and a dummy layer that multiplies the regularizers' gradients
-by an inverse Gram matrix. Three things differ from Algorithm 1 as the paper states it, and they
-are kept here on purpose (the corrected version is ``methods/condition.py``):
+The loop draws mini-batches of paired rows, steps with Adam, and multiplies the gradients of the
+regularizers by an inverse Gram matrix. It differs from Algorithm 1 as printed in three ways, kept
+on purpose (``methods/condition.py`` is the corrected version):
 
-* the inverse is applied on the printed side, to the outputs of θ instead of its inputs;
+* the inverse multiplies the outputs of θ, not its inputs;
 * a batch has fewer rows than features, so σ_min in R_ill is the noise floor 10⁻⁶ and drops out:
   ``R_ill = 2D/‖S‖²_F``, which falls as the *norm* of the harmful features grows;
 * k in R_ill is D, not the rank.
 
-A batch of b rows has a Hessian of rank b, so every gradient follows from the b×b matrix ``ZZᵀ``
-and no D×D decomposition, solve or inverse is made: that is why a sweep over MNIST is affordable.
+A batch of b rows has a Hessian of rank b. Every gradient therefore follows from the b×b matrix
+``ZZᵀ``, without a D×D decomposition, which makes a sweep over MNIST affordable.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_type_hints
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from immunis.core.errors import InputError, NumericalError
-from immunis.core.settings import check, require
+from immunis.core.settings import check, require, whole
 from immunis.theory.spectrum import eigh
 
 Objective = Literal["algorithm_1", "r_ill", "opt_kappa", "opt_log_kappa"]
@@ -33,18 +33,15 @@ Loss = Literal["squared", "logistic"]
 
 @dataclass(frozen=True)
 class Settings:
-    """One run of the loop.
+    """Settings of one run.
 
     Attributes:
-        objective: Algorithm 1's three terms, λ_H·R_ill alone, ``κ(H_P) − κ(H_H)``, or the same of
-            log κ, which is what the released function for κ returns.
-        step: Adam's step size η.
-        lambda_primary: λ_P, weight of R_well.
-        lambda_harmful: λ_H, weight of R_ill.
-        ridge_primary: added to the primary batch's Gram before it is inverted.
-        ridge_harmful: likewise, harmful.
+        objective: what to descend on: the three terms of Algorithm 1, λ_H·R_ill alone,
+            ``κ(H_P) − κ(H_H)``, or the same of log κ, which the released function for κ returns.
+        lambda_primary: weight of R_well; ``lambda_harmful`` that of R_ill.
+        ridge_primary: added to the Gram of a primary batch before it is inverted.
         loss: of the primary task.
-        batch: rows of a mini-batch; the last, incomplete one of an epoch is dropped.
+        batch: rows of a mini-batch; an incomplete last batch is dropped.
     """
 
     objective: Objective = "algorithm_1"
@@ -57,15 +54,15 @@ class Settings:
     batch: int = 64
 
     def __post_init__(self) -> None:
-        """Check the types and ranges."""
+        """Check types and ranges."""
         check(vars(self), get_type_hints(Settings), "the released loop")
         for name in ("step", "ridge_primary", "ridge_harmful"):
             value = getattr(self, name)
-            require(0 < value < math.inf, f"{name}={value}: need a positive number")
+            require(0 < value < math.inf, f"{name}={value}: expected a positive number.")
         for name in ("lambda_primary", "lambda_harmful"):
             value = getattr(self, name)
-            require(0 <= value < math.inf, f"{name}={value}: need a number of at least 0")
-        require(self.batch >= 2, f"batch={self.batch}: need at least 2 rows")
+            require(0 <= value < math.inf, f"{name}={value}: expected a number of at least 0.")
+        whole(self.batch, "batch", 2)
 
 
 def well_pull(z: Tensor) -> Tensor:
@@ -114,22 +111,22 @@ def run(
     primary: tuple[Tensor, Tensor],
     harmful: Tensor,
     settings: Settings,
-    marks: tuple[int, ...],
+    marks: Sequence[int],
     seed: int = 0,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Train θ and yield ``(epoch, θ)`` in float64 at each epoch in ``marks``.
+    """Train θ and yield ``(epoch, θ)`` in float64 after each epoch in ``marks``.
 
     Args:
-        theta: θ₀ (D×D); features are ``xᵀθ``. The loop runs in its dtype.
-        primary: inputs (n×D) and targets (n) of the primary task; 0 and 1 for the logistic loss.
+        theta: θ₀ (D×D); features are ``xᵀθ``. Its dtype is the loop's.
+        primary: inputs (n×D) and targets (n); 0 and 1 for the logistic loss.
         harmful: inputs (n×D), paired row by row with the primary ones.
         settings: what to descend on, and how.
-        marks: epochs to yield at, rising; the loop ends after the last.
-        seed: decides the head's first weights and the order of rows.
+        marks: rising epochs; the loop ends after the last.
+        seed: decides the first weights of the head and the order of rows.
 
     Raises:
         InputError: if the rows do not pair up or do not fill one batch.
-        NumericalError: if θ leaves the finite numbers.
+        NumericalError: if θ is no longer finite.
     """
     x_p, y_p = primary[0].to(theta), primary[1].to(theta)
     x_h, n = harmful.to(theta), len(primary[0])

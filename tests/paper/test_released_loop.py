@@ -5,7 +5,7 @@ import torch
 
 from helpers.reference import naive_released_step
 from immunis.core.errors import InputError, NumericalError, SettingsError
-from immunis.paper import loop
+from immunis.paper import released_loop as loop
 
 D, BATCH = 12, 5
 
