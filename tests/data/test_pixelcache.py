@@ -4,6 +4,7 @@ import io
 import itertools
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from torch.utils.data import DataLoader
 
 from immunis.core.errors import InputError
 from immunis.data.corrupt import Corrupt
-from immunis.data.sources import pictures
+from immunis.data.sources import image_dataset
+from immunis.data.sources.image_dataset import Images, Item
 from immunis.data.sources.images import images
-from immunis.data.sources.pictures import Images, Item
 
 SIZE, ROW = 8, 4 + 3 * 8 * 8
 
@@ -42,13 +43,25 @@ def plain(tmp_path):
 @pytest.fixture
 def decodes(monkeypatch):
     """One entry for each image that is decoded."""
-    seen, decode = [], pictures.decode
-    monkeypatch.setattr(pictures, "decode", lambda *a: (seen.append(1), decode(*a))[1])
+    seen, decode = [], image_dataset.decode
+    monkeypatch.setattr(image_dataset, "decode", lambda *a: (seen.append(1), decode(*a))[1])
     return seen
 
 
 def read(data):
     return torch.stack([data[index][0] for index in range(len(data))])
+
+
+def failing(which, error):
+    """Return ``Path.open`` that fails for the cache's file in one mode."""
+    opened = Path.open
+
+    def opens(path, mode="r", *more, **options):
+        if mode == which and path.suffix == ".bin":
+            raise error
+        return opened(path, mode, *more, **options)
+
+    return opens
 
 
 def file_of(folder):
@@ -62,8 +75,8 @@ def test_an_image_is_decoded_once(plain, tmp_path, decodes):
     for again in range(2):  # the second as another run would: a new object, the same folder
         data = plain.cached(tmp_path / "kept")
         assert torch.equal(read(data), expected)
-        assert torch.equal(read(data.as_raw()), read(plain.as_raw()))
-        assert len(decodes) == 12 * (again + 1) - 6 * again  # plain.as_raw decodes six each time
+        assert torch.equal(read(replace(data, raw=True)), read(replace(plain, raw=True)))
+        assert len(decodes) == 12 * (again + 1) - 6 * again  # plain decodes six each time
     assert file_of(tmp_path / "kept").stat().st_size == 6 * ROW
 
 
@@ -71,7 +84,9 @@ def test_a_part_of_the_images_shares_the_file(plain, tmp_path, decodes):
     whole = plain.cached(tmp_path / "kept")
     expected = read(whole)
     decodes.clear()
-    assert torch.equal(read(whole.having([whole.items[i] for i in (4, 1)])), expected[[4, 1]])
+    assert torch.equal(
+        read(replace(whole, items=[whole.items[i] for i in (4, 1)])), expected[[4, 1]]
+    )
     assert not decodes
 
 
@@ -123,7 +138,7 @@ def test_workers_fill_it_together(plain, tmp_path, context):
     data = plain.cached(tmp_path / "kept")
     loader = DataLoader(data, 2, num_workers=2, multiprocessing_context=context)
     assert torch.equal(torch.cat([x for x, _ in loader]), read(plain))
-    assert not any(data.cache.read(item.name) is None for item in data.items)
+    assert not any(data.cache.read(item) is None for item in data.items)
 
 
 def test_it_travels_without_its_descriptor(plain, tmp_path):
@@ -132,14 +147,10 @@ def test_it_travels_without_its_descriptor(plain, tmp_path):
     assert torch.equal(read(pickle.loads(pickle.dumps(data))), read(plain))
 
 
-@pytest.mark.parametrize("call", ["pwrite", "pread"])
-def test_where_the_disk_fails_decoding_goes_on(plain, tmp_path, monkeypatch, call):
+@pytest.mark.parametrize("mode", ["rb", "r+b"])
+def test_where_the_disk_fails_decoding_goes_on(plain, tmp_path, monkeypatch, mode):
     data = plain.cached(tmp_path / "kept")
-
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, call, fail)
+    monkeypatch.setattr(Path, "open", failing(mode, OSError(5, "Input/output error")))
     with pytest.warns(UserWarning, match="Input/output error") as warned:
         assert torch.equal(read(data), read(plain))
     assert len(warned) == 1
@@ -147,14 +158,7 @@ def test_where_the_disk_fails_decoding_goes_on(plain, tmp_path, monkeypatch, cal
 
 def test_a_cache_that_may_only_be_read_is_read(plain, tmp_path, monkeypatch, decodes):
     expected = read(plain.cached(tmp_path / "kept"))
-    opened = os.open
-
-    def refuse(path, flags, *mode):
-        if flags & os.O_RDWR:
-            raise PermissionError(13, "Permission denied")
-        return opened(path, flags, *mode)
-
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(Path, "open", failing("r+b", PermissionError(13, "Permission denied")))
     decodes.clear()
     assert torch.equal(read(plain.cached(tmp_path / "kept")), expected)
     assert not decodes
@@ -183,10 +187,11 @@ def test_a_folder_that_cannot_be_one_is_refused(plain, tmp_path):
         plain.cached(tmp_path / "file" / "kept")
 
 
-def test_two_images_of_one_name_are_refused(tmp_path):
+def test_two_images_of_one_name_are_kept_apart(tmp_path):
     items = [Item(encoded(i), 0, "same") for i in range(2)]
-    with pytest.raises(InputError, match="two images of one name"):
-        Images(items, SIZE).cached(tmp_path)
+    data = Images(items, SIZE).cached(tmp_path)
+    for _ in range(2):
+        assert torch.equal(read(data), read(Images(items, SIZE)))
 
 
 @pytest.mark.parametrize("memory", [True, False])

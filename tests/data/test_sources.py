@@ -15,7 +15,7 @@ from immunis.data.sources import (
     mnist_images,
     mnist_pair,
 )
-from immunis.data.sources.house_prices import _encode, _read
+from immunis.data.sources.house_prices import encode, read_table
 from immunis.data.sources.npz import npz
 from immunis.models.zoo import pretrained_mlp
 from immunis.theory.gram import gram_of
@@ -73,9 +73,9 @@ def test_house_prices_as_in_the_paper(data_folder, quiet_rank):
     assert tasks.primary.input_shape == (79,)
     sizes = [len(t.train.tensors()[0]) for t in tasks[:3]]
     assert sizes == [247, 690, 230]
-    table = _read(data_folder / "house_prices" / "train.csv")
+    table = read_table(data_folder / "house_prices" / "train.csv")
     zone = table["MSZoning"] == "RL"
-    x, y = _encode(table, ~zone, "LotArea", None)
+    x, y = encode(table, ~zone, "LotArea", None)
     assert x.shape == (309, 79)
     assert abs(x.mean(0)).max() < 1e-12
     assert y.std(ddof=1) == pytest.approx(1)
@@ -83,11 +83,11 @@ def test_house_prices_as_in_the_paper(data_folder, quiet_rank):
 
 def test_theory_section_4_the_released_kappa_is_a_noise_floor_on_house_prices(data_folder):
     """First 200 rows: released κ about 2e9 for both; honest κ 8e3 and 2e5 at rank 74."""
-    table = _read(data_folder / "house_prices" / "train.csv")
+    table = read_table(data_folder / "house_prices" / "train.csv")
     zone = table["MSZoning"] == "RL"
     found = []
     for keep, target in ((~zone, "LotArea"), (zone, "SalePrice")):
-        moments = gram_of(torch.from_numpy(_encode(table, keep, target, 200)[0]))
+        moments = gram_of(torch.from_numpy(encode(table, keep, target, 200)[0]))
         spectrum = Spectrum.of(moments)
         assert spectrum.rank == 74
         found += [spectrum.condition_number, reference_condition_number(moments.matrix())]

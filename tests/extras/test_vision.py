@@ -16,7 +16,8 @@ pytest.importorskip("timm")
 from helpers.images import write_cars, write_folders
 from helpers.networks import image_task
 from immunis import InputError, SettingsError, audit, immunize
-from immunis.data.sources import images, read_images
+from immunis.data.sources import images
+from immunis.data.sources.image_layouts import read_images
 from immunis.methods import get_method
 from immunis.models.find_head import cut
 from immunis.models.rebuild import config
@@ -227,17 +228,17 @@ def test_timm_datasets_are_read(tmp_path):
     for name in ("own", "harm"):
         write_folders(tmp_path / name, "train")
         write_folders(tmp_path / name, "test", each=2)
-    data = read_images(f"timm:{tmp_path}/own", "train", 16)
+    data = read_images(tmp_path / "own", "train", 16, timm=True)
     assert len(data) == 12
     assert data[0][0].shape == (3, 16, 16)
     found = images("timm:own", "timm:harm", size=16, folder=str(tmp_path))
     sizes = [len(split.dataset()[0]) for split in (found.primary.train, found.primary.test)]
     assert sizes == [12, 6]  # of one folder, and one split
     with pytest.raises(InputError, match="does not exist"):
-        read_images(f"timm:{tmp_path}/nowhere", "train", 16)
+        read_images(tmp_path / "nowhere", "train", 16, timm=True)
     (tmp_path / "own" / "test").rename(tmp_path / "own" / "other")
-    with pytest.raises(InputError, match="holds no folder test or val"):
-        read_images(f"timm:{tmp_path}/own", "test", 16)
+    with pytest.raises(InputError, match="expected a folder test or val"):
+        read_images(tmp_path / "own", "test", 16, timm=True)
 
 
 def test_weights_are_read_out_of_what_training_scripts_keep(tmp_path):

@@ -25,8 +25,9 @@ from helpers import faulty
 from immunis import InputError, Record, SettingsError
 from immunis.cli import main as cli
 from immunis.core.jobs import Job, Run, sweep
-from immunis.data.sources import mnist_images, npz, read_images
+from immunis.data.sources import mnist_images, npz
 from immunis.data.sources.common import check_unpacked
+from immunis.data.sources.image_layouts import read_images
 from immunis.models.weights import load_weights
 from immunis.models.zoo import _weights_only, named_network
 from immunis.recipes import load_recipe
@@ -167,7 +168,7 @@ def test_options_that_load_or_run_files_are_refused(library, options):
 def test_a_packed_bomb_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("immunis.data.sources.common.MOST_BYTES", 1 << 20)
     monkeypatch.setattr("immunis.data.sources.mnist.MOST", 1 << 20)
-    monkeypatch.setattr("immunis.data.sources.layouts.MOST_MAT", 1 << 20)
+    monkeypatch.setattr("immunis.data.sources.image_layouts.MOST_MAT", 1 << 20)
     zeros = np.zeros(1 << 24, np.uint8)
     np.savez_compressed(tmp_path / "bomb.npz", x_train=zeros, y_train=[0])
     with pytest.raises(InputError, match="unpacks to .* bytes or more"):
@@ -229,7 +230,7 @@ def test_a_parquet_whose_rows_share_a_value_is_refused(tmp_path, monkeypatch, fo
     if form == "path":
         assert len(read_images(tmp_path, "train", 8)) == rows
     else:
-        with pytest.raises(InputError, match="expected image bytes .* got dictionary"):
+        with pytest.raises(InputError, match="lacks column image; it has image .*dictionary"):
             read_images(tmp_path, "train", 8)
 
 

@@ -1,4 +1,4 @@
-"""Numbers as users bring them: checked, made tensors of a common dtype, hashed row by row."""
+"""Checks on numbers that users bring: real, finite, of matching shapes; and hashes of rows."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from immunis.core.errors import InputError
 
 HASHED = 1 << 18  # numbers that a thread hashes at a time
 _WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
-_REAL = (
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
-)  # fmt: skip
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_REAL = (*_INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 EPS64 = torch.finfo(torch.float64).eps
 
 
 def hash_rows(rows: Tensor) -> Iterator[int]:
     """Yield a 128-bit hash of each row's float64 values.
 
-    The same numbers hash alike whatever the dtype that carried them, -0.0 and 0.0 too.
+    Equal numbers have equal hashes in every dtype, and so have -0.0 and 0.0.
     """
     flat = rows.detach().cpu().flatten(1)
 
@@ -35,17 +33,17 @@ def hash_rows(rows: Tensor) -> Iterator[int]:
         found = (hashlib.blake2b(row.data, digest_size=16).digest() for row in values)
         return [int.from_bytes(digest) for digest in found]
 
-    with ThreadPoolExecutor() as pool:  # hashing long rows leaves other threads alone
+    with ThreadPoolExecutor() as pool:  # hashing long rows releases the interpreter's lock
         for part in pool.map(hashes, flat.split(max(1, HASHED // max(1, flat.shape[1])))):
             yield from part
 
 
 def as_tensor(values: Any, where: str) -> Tensor:
-    """Return real numbers, however they came, as a dense tensor of a common dtype.
+    """Return real numbers as a dense tensor of a common dtype.
 
     Raises:
-        InputError: for anything else: text, complex or quantized numbers, float8, masked values,
-            tensors without data.
+        InputError: for text, complex or quantized numbers, float8, masked values, or tensors
+            without data.
     """
     if isinstance(values, Tensor):
         tensor = values
@@ -82,11 +80,7 @@ def as_tensor(values: Any, where: str) -> Tensor:
 
 
 def check_batch(inputs: Tensor, labels: Tensor, where: str) -> None:
-    """Refuse inputs and labels that no task can be made of.
-
-    Raises:
-        InputError: for shapes, NaN or infinities, or negative classes, with what to do.
-    """
+    """Raise InputError for wrong shapes, NaN or infinite values, or negative classes."""
     if inputs.ndim < 2:
         raise InputError(
             f"{where}: inputs have shape {tuple(inputs.shape)}; expected (samples, features). "
@@ -94,37 +88,33 @@ def check_batch(inputs: Tensor, labels: Tensor, where: str) -> None:
         )
     if inputs[:1].numel() == 0 and len(inputs):
         raise InputError(f"{where}: inputs have shape {tuple(inputs.shape)}: no features.")
-    if inputs.is_floating_point() and inputs.numel() and not _finite(inputs):
+    ends = torch.aminmax(inputs) if inputs.is_floating_point() and inputs.numel() else ()
+    if not all(math.isfinite(end) for end in ends):  # one pass, no copy
         bad = int((~torch.isfinite(inputs)).sum())
         raise InputError(
-            f"{where}: {bad} NaN or infinite input value(s); drop those rows or fill them first."
+            f"{where}: {bad} NaN or infinite input value(s); drop those rows or fill them."
         )
+    shape = tuple(labels.shape)
     if labels.is_floating_point():
         if labels.ndim not in (1, 2):
             raise InputError(
-                f"{where}: regression labels have shape {tuple(labels.shape)}; "
-                "expected (samples,) or (samples, targets)."
+                f"{where}: regression labels have shape {shape}; expected (samples,) or "
+                "(samples, targets)."
             )
         if not bool(torch.isfinite(labels).all()):
             raise InputError(f"{where}: NaN or infinite label(s); drop those rows first.")
-    else:
-        if labels.ndim != 1:
-            raise InputError(
-                f"{where}: class labels have shape {tuple(labels.shape)}; expected (samples,) of "
-                "integers. For one-hot labels pass labels.argmax(1)."
-            )
-        if len(labels) and labels.dtype != torch.bool and int(labels.min()) < 0:
-            raise InputError(
-                f"{where}: class label {int(labels.min())} is negative; class indices start "
-                "at 0. Drop ignored samples and renumber."
-            )
-
-
-def _finite(values: Tensor) -> bool:
-    """Whether all are; in one pass, without a copy."""
-    return all(math.isfinite(end) for end in torch.aminmax(values))
+    elif labels.ndim != 1:
+        raise InputError(
+            f"{where}: class labels have shape {shape}; expected (samples,) of integers. For "
+            "one-hot labels pass labels.argmax(1)."
+        )
+    elif len(labels) and labels.dtype != torch.bool and int(labels.min()) < 0:
+        raise InputError(
+            f"{where}: class label {int(labels.min())} is negative; class indices start at 0. "
+            "Drop ignored samples and renumber."
+        )
 
 
 def epsilon_of(dtype: torch.dtype) -> float:
-    """Spacing of the numbers next to 1; integers are exact in float64."""
+    """Return the spacing of numbers next to 1; integers are exact in float64."""
     return torch.finfo(dtype).eps if dtype.is_floating_point else EPS64

@@ -1,7 +1,8 @@
-"""Samples that cannot be read: told from the others, left out of batches, counted by splits."""
+"""Samples that cannot be read: marked, left out of batches, counted."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,29 +11,34 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from immunis.core.errors import InputError
 
-MOST_CORRUPT = 0.01  # share of unreadable samples above which a data set is refused
-FAULTS = OSError, SyntaxError  # a file's, not the program's: Pillow says so of broken images
+MOST_CORRUPT = 0.01  # a larger share of unreadable samples is refused
+FAULTS = OSError, SyntaxError  # faults of a file; Pillow raises SyntaxError for broken images
 
 
 @dataclass(frozen=True)
 class Corrupt:
-    """What a ``Dataset`` gives in place of a sample that cannot be read."""
+    """Stands in a ``Dataset`` for a sample that cannot be read."""
 
     name: str
     reason: str
 
+    @classmethod
+    def of(cls, name: str, error: Exception) -> Corrupt:
+        """Name the error, without the memory address that Pillow adds."""
+        return cls(name, f"{type(error).__name__}: {str(error).partition(' <')[0]}")
+
 
 class Guarded(Dataset):
-    """A user's ``Dataset``, with ``Corrupt`` in place of what it cannot read.
+    """A user's ``Dataset`` that returns ``Corrupt`` for samples it cannot read.
 
-    All else that is asked of it or set on it, by a ``worker_init_fn`` say, is the user's.
+    All other attributes are the user's, so a ``worker_init_fn`` finds what it expects.
     """
 
     def __init__(self, data: Any) -> None:
         object.__setattr__(self, "data", data)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "data":  # not there yet, while it is unpickled
+        if name == "data":  # absent while the object is unpickled
             raise AttributeError(name)
         return getattr(self.data, name)
 
@@ -46,11 +52,10 @@ class Guarded(Dataset):
         try:
             return self.data[index]
         except FAULTS as error:
-            said = str(error).partition(" <")[0]  # without the address of a buffer
-            return Corrupt(f"sample {index}", f"{type(error).__name__}: {said}")
+            return Corrupt.of(f"sample {index}", error)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several samples at once, as some data sets prefer; one by one where that fails."""
+        """Read several samples at once if the data set can, else one by one."""
         at_once = getattr(self.data, "__getitems__", None)
         if at_once is not None:
             try:
@@ -61,19 +66,19 @@ class Guarded(Dataset):
 
 
 def guarded(data: Any) -> Any:
-    """A ``Dataset`` that gives ``Corrupt`` for what it cannot read, as ours (``sent``) do."""
-    own = isinstance(data, Guarded | IterableDataset) or hasattr(data, "sent")
-    return data if own or not hasattr(data, "__len__") else Guarded(data)
+    """Wrap a ``Dataset`` in ``Guarded``, unless it marks corrupt samples itself."""
+    marks = isinstance(data, Guarded | IterableDataset) or hasattr(data, "for_device")
+    return data if marks or not hasattr(data, "__len__") else Guarded(data)
 
 
-def collate(items: list[Any]) -> tuple[Any, list[Corrupt]]:
-    """Join the readable items of a batch, and list the others; None where all are corrupt.
+def collate(samples: list[Any]) -> tuple[Any, list[Corrupt]]:
+    """Return the readable samples as a batch (None if there are none), and the corrupt ones.
 
     Raises:
-        InputError: for items that are no pairs, or of several shapes.
+        InputError: for samples that are not pairs, or of different shapes.
     """
-    bad = [item for item in items if isinstance(item, Corrupt)]
-    good = [item for item in items if not isinstance(item, Corrupt)]
+    bad = [sample for sample in samples if isinstance(sample, Corrupt)]
+    good = [sample for sample in samples if not isinstance(sample, Corrupt)]
     try:
         return (default_collate(good) if good else None), bad
     except (RuntimeError, TypeError, KeyError) as error:
@@ -81,3 +86,21 @@ def collate(items: list[Any]) -> tuple[Any, list[Corrupt]]:
             f"samples cannot be joined to a batch: {str(error).splitlines()[0][:200]}. Each must "
             "be a pair (inputs, label), with inputs of one shape."
         ) from error
+
+
+def warn_of_corrupt(last: Corrupt, count: int, total: int, where: str) -> None:
+    """Warn that samples were skipped.
+
+    Raises:
+        InputError: if they are more than one and more than ``MOST_CORRUPT`` of all.
+    """
+    if count > max(1, MOST_CORRUPT * total):
+        raise InputError(
+            f"{where}: {count} of {total} samples cannot be read, the last {last.name} "
+            f"({last.reason}); at most {MOST_CORRUPT:.0%}, or one, are skipped. Check the files, "
+            "or download them again."
+        )
+    warnings.warn(
+        f"{where}: skipped {last.name} ({last.reason}); {count} of {total} samples so far.",
+        stacklevel=4,
+    )

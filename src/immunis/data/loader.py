@@ -1,9 +1,7 @@
-"""Batches for training, by step number: what a step sees depends on nothing but its number.
+"""Batches for training by step number: a step's rows depend on the seed and its number only.
 
-A stream draws rows from one permutation of its data after another, each seeded by the run's
-seed and its own number, so that a resumed run goes on with the very batch it had stopped
-at, and any number of processes shares out the same batches. Of two paired streams the longer
-one decides what an epoch is; the shorter cycles.
+A stream draws rows from one random permutation of its data after another. So a resumed run
+continues with the batch at which it stopped, and any number of processes share the same batches.
 """
 
 from __future__ import annotations
@@ -19,30 +17,30 @@ from torch.utils.data import DataLoader
 
 from immunis.core.distributed import rank, world
 from immunis.core.errors import InputError, SettingsError
-from immunis.data.split import Split
+from immunis.data.split import Batch, Split
 from immunis.data.task import Task
 
 Rows = Tensor
-SAMPLES, PER_DIMENSION = 16384, 8  # a Gram is over at most that many rows, or that many times D
+SAMPLES, PER_DIMENSION = 16384, 8  # rows of a Gram: at most SAMPLES, or so many per dimension
 
 
-def held_out(count: int, share: float, told: str = "held_out") -> tuple[Rows, Rows]:
-    """Rows to train on and rows to hold out; the same for every run on the same data.
+def held_out(count: int, share: float, setting: str = "held_out") -> tuple[Rows, Rows]:
+    """Return the rows to train on and the rows to hold out, the same in every run.
 
-    ``told`` is what errors call the share.
+    ``setting`` is the name of the share in errors.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
     size = round(count * share)
     if not 2 <= size <= count - 2:
         raise SettingsError(
-            f"{told}={share}: {size} of {count} rows would be held out; at least 2 are needed to "
-            "hold out and 2 to train on."
+            f"{setting}={share}: {size} of {count} rows would be held out; at least 2 are needed "
+            "to hold out and 2 to train on."
         )
     return order[size:].sort().values, order[:size].sort().values
 
 
 def spread(rows: Rows, size: int) -> Rows:
-    """At most ``size`` of the rows, evenly spread."""
+    """Return at most ``size`` of the rows, evenly spread."""
     return rows[torch.linspace(0, len(rows) - 1, min(size, len(rows))).round().long()]
 
 
@@ -50,14 +48,14 @@ class Stream:
     """Endless batches of some rows of a task's training data.
 
     Args:
-        task: whose training data.
-        batch: rows per step over all processes together: at most all of them, and rounded down
-            to a multiple of the processes, so that each has an equal share.
-        rows: which rows; all of them if left out.
-        split: which data; the task's training data if left out.
+        task: the task whose training data is read.
+        batch: rows per step over all processes, at most all rows. It is rounded down to a
+            multiple of the number of processes.
+        rows: the rows to draw from; all by default.
+        split: the data to read; the task's training data by default.
         seed: decides the order.
         workers: processes that read ahead, for data that is not in memory.
-        device: where data in memory is kept and batches arrive.
+        device: where batches arrive, and where data in memory is kept if it fits.
     """
 
     def __init__(
@@ -77,9 +75,9 @@ class Stream:
         self._dataset, self._options = self.split.dataset()
         self._finish: Callable[[Tensor], Tensor] = lambda inputs: inputs
         self._unpack: Callable[[Any], Any] | None = None
-        if hasattr(self._dataset, "sent"):  # images travel as bytes and are scaled on arrival
+        if hasattr(self._dataset, "for_device"):  # images travel as bytes and are scaled on arrival
             source: Any = self._dataset
-            self._dataset, options, self._unpack = source.sent(self.device)
+            self._dataset, options, self._unpack = source.for_device(self.device)
             self._options, self._finish = self._options | options, source.finish
         count = len(self._dataset)  # type: ignore[arg-type]
         self.rows = torch.arange(count) if rows is None else rows
@@ -96,7 +94,7 @@ class Stream:
         return math.ceil(len(self.rows) / self.batch)
 
     def rows_at(self, step: int) -> Rows:
-        """Rows of a step's batch, of all processes together."""
+        """Return the rows of a step's batch, of all processes together."""
         count, found, position = len(self.rows), [], step * self.batch
         while (missing := (step + 1) * self.batch - position) > 0:
             turn, start = divmod(position, count)
@@ -105,36 +103,30 @@ class Stream:
         return self.rows[torch.cat(found)]
 
     def _order(self, turn: int) -> Rows:
+        """Return the permutation of a pass; the previous one stays at hand."""
         if turn not in self._orders:
             generator = torch.Generator().manual_seed(1_000_003 * self.seed + turn)
             kept = {turn - 1: self._orders[turn - 1]} if turn - 1 in self._orders else {}
-            order = torch.randperm(len(self.rows), generator=generator)
-            self._orders = {**kept, turn: order}
+            self._orders = {**kept, turn: torch.randperm(len(self.rows), generator=generator)}
         return self._orders[turn]
 
-    def batches(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield this process's share of the batches of steps ``start`` to ``stop − 1``."""
-        shares = (self.rows_at(step)[rank() :: world()] for step in range(start, stop))
-        if self._memory is not None:
-            for rows in shares:
-                yield self._picked(rows)
-            return
-        yield from self._loaded([rows.tolist() for rows in shares])
+        return self._read(self.rows_at(step)[rank() :: world()] for step in range(start, stop))
 
-    def subset(self, rows: Rows, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
+    def subset(self, rows: Rows, size: int = 512) -> Iterator[Batch]:
         """Yield given rows in order, in batches, all of them in every process."""
+        return self._read(rows.split(size))
+
+    def _read(self, parts: Iterable[Rows]) -> Iterator[Batch]:
         if self._memory is None:
-            yield from self._loaded([part.tolist() for part in rows.split(size)])
+            yield from self._loaded([rows.tolist() for rows in parts])
             return
-        for part in rows.split(size):
-            yield self._picked(part)
+        for rows in parts:
+            inputs, labels = (part[rows.to(part.device)] for part in self._memory)
+            yield inputs.to(self.device), self._positions(labels.to(self.device))
 
-    def _picked(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        assert self._memory is not None
-        inputs, labels = (part[rows.to(part.device)] for part in self._memory)
-        return inputs.to(self.device), self._positions(labels.to(self.device))
-
-    def _loaded(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _loaded(self, batches: list[list[int]]) -> Iterator[Batch]:
         if not batches:
             return
         options = {**self._options}
@@ -149,15 +141,14 @@ class Stream:
         last = None
         arriving = loader if self._unpack is None else ahead(self._unpack, loader)
         for found in self.split.checked(arriving):
-            # every step has a batch, or the two tasks and the processes would fall out of step
+            # a batch of corrupt samples repeats the last one: tasks and processes stay in step
             last = found or last
             if last is None:
                 raise InputError(f"{self.split.where}: nothing in the first batch can be read.")
             inputs = last[0].to(self.device, non_blocking=True)
-            if self._unpack is not None and inputs.is_cuda:  # made on another stream than this
+            if self._unpack is not None and inputs.is_cuda:  # decoded on another CUDA stream
                 inputs.record_stream(torch.cuda.current_stream(self.device))
-            inputs = self._finish(inputs)
-            yield inputs, self._positions(last[1].to(self.device))
+            yield self._finish(inputs), self._positions(last[1].to(self.device))
 
     def _positions(self, labels: Tensor) -> Tensor:
         if self.task.kind == "classification":
@@ -166,7 +157,7 @@ class Stream:
 
 
 def ahead(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """``function`` of each item in turn, that of the next one begun before it is asked for."""
+    """Yield ``function`` of each item; the next one is computed while the caller works."""
     source, end = iter(items), object()
 
     def following() -> Any:
@@ -181,7 +172,5 @@ def ahead(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]
 
 
 def _fits(inputs: Tensor, device: torch.device) -> bool:
-    """Whether data may stay on the device for good: it takes at most a quarter of what is free."""
-    if device.type != "cuda":
-        return True
-    return inputs.nbytes < torch.cuda.mem_get_info(device)[0] / 4
+    """Return True on a CPU, or if data takes less than a quarter of a GPU's free memory."""
+    return device.type != "cuda" or inputs.nbytes < torch.cuda.mem_get_info(device)[0] / 4

@@ -1,14 +1,12 @@
-"""One part of a task, streamed in checked batches, however the user brought it.
+"""One part of a task: tensors, arrays, a ``Dataset`` or a ``DataLoader`` as checked batches.
 
-Tensors, NumPy arrays, a ``Dataset`` or a ``DataLoader`` come in; batches of
-``(inputs, labels)`` go out. Inputs of any real dtype are accepted: integers and
-half-precision floats are widened without loss where they are used.
+Inputs of any real dtype are accepted. Integers and half-precision floats are widened without
+loss where they are used.
 """
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -28,7 +26,7 @@ from torch.utils.data import (
 
 from immunis.core.errors import InputError
 from immunis.data.checks import as_tensor, check_batch, hash_rows
-from immunis.data.corrupt import MOST_CORRUPT, Corrupt, Guarded, collate, guarded
+from immunis.data.corrupt import Corrupt, Guarded, collate, guarded, warn_of_corrupt
 
 Batch = tuple[Tensor, Tensor]
 
@@ -37,44 +35,48 @@ class Split:
     """One part of a task (its training or test data), streamed in batches.
 
     ``source`` is a pair ``(inputs, labels)`` of tensors or arrays, a ``Dataset`` of such
-    pairs, or a ``DataLoader`` that yields batches of them. ``where`` names the split in
-    error messages.
+    pairs, or a ``DataLoader`` of batches of them. ``where`` names the split in error messages.
     """
 
     def __init__(self, source: Any, where: str) -> None:
         self.where = where
-        if isinstance(source, TensorDataset) and len(source.tensors) == 2:
-            source = source.tensors
         self.corrupt: set[str] = set()
         self._fingerprint: str | None = None
         self._memory: Batch | None = None
         self._loader: DataLoader | Dataset | None = None
+        if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+            source = source.tensors
         if type(source) is DataLoader and source.collate_fn is default_collate:
             source = copy.copy(source)
-            source.collate_fn = collate  # joins alike, and counts what cannot be read
-            object.__setattr__(source, "dataset", guarded(source.dataset))  # no loader lets it
+            source.collate_fn = collate  # makes the same batches, and marks corrupt samples
+            object.__setattr__(source, "dataset", guarded(source.dataset))  # loaders forbid setattr
         if isinstance(source, DataLoader | Dataset):
             self._loader = source
         elif isinstance(source, tuple | list) and len(source) == 2:
-            inputs = as_tensor(source[0], f"{where} inputs").detach()
-            labels = as_tensor(source[1], f"{where} labels").detach()
+            self._memory = inputs, labels = self._as_tensors(source)
             if not inputs.ndim or not labels.ndim or len(inputs) != len(labels):
                 raise InputError(
                     f"{where}: inputs of shape {tuple(inputs.shape)} and labels of shape "
                     f"{tuple(labels.shape)}; they must pair up one to one."
                 )
-            self._memory = (inputs, labels)
             for batch in self._slices(1 << 16):
                 check_batch(*batch, where)
-            if len(inputs) < 2:
-                raise InputError(
-                    f"{where}: {len(inputs)} sample(s) came; at least 2 are needed. "
-                    "Check the filter that selected this split."
-                )
+            self._check_count(len(inputs))
         else:
             raise InputError(
                 f"{where}: expected (inputs, labels), a Dataset or a DataLoader, "
                 f"got {type(source).__name__}."
+            )
+
+    def _as_tensors(self, pair: Any) -> Batch:
+        inputs = as_tensor(pair[0], f"{self.where} inputs").detach()
+        return inputs, as_tensor(pair[1], f"{self.where} labels").detach()
+
+    def _check_count(self, count: int) -> None:
+        if count < 2:
+            raise InputError(
+                f"{self.where}: {count} sample(s) came; at least 2 are needed. "
+                "Check the filter that selected this split."
             )
 
     def _slices(self, size: int) -> Iterator[Batch]:
@@ -97,39 +99,31 @@ class Split:
             if batch is not None:
                 seen += len(batch[0])
                 yield batch
-        if seen < 2:
-            raise InputError(
-                f"{self.where}: {seen} sample(s) came; at least 2 are needed. "
-                "Check the filter that selected this split."
-            )
+        self._check_count(seen)
 
     def dataset(self) -> tuple[Dataset, dict[str, Any]]:
-        """Return the samples one by one, and what a loader of them needs (workers, collation).
+        """Return the samples as a ``Dataset``, and the ``DataLoader`` options that they need.
 
         Raises:
             InputError: for data that can only be read from front to back.
         """
-        if self._memory is not None:
-            return TensorDataset(*self._memory), {"collate_fn": collate}
-        source = self._loader
         options: dict[str, Any] = {"collate_fn": collate}
+        if self._memory is not None:
+            return TensorDataset(*self._memory), options
+        source = self._loader
         if isinstance(source, DataLoader):
-            options = {
-                "collate_fn": source.collate_fn,
-                "num_workers": source.num_workers,
-                "worker_init_fn": source.worker_init_fn,
-            }
+            names = ("collate_fn", "num_workers", "worker_init_fn")
+            options = {name: getattr(source, name) for name in names}
             source = self._sampled(source)
-        if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        if source is None or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
             raise InputError(
                 f"{self.where}: training draws samples in an order of its own, so it needs a "
                 "Dataset with __len__ and __getitem__, not one that only iterates."
             )
-        assert source is not None
         return guarded(source) if options["collate_fn"] is collate else source, options
 
     def _sampled(self, loader: DataLoader) -> Dataset:
-        """The rows that a loader's sampler draws from; training draws them in its own order."""
+        """Return the rows that a loader's sampler draws from."""
         sampler, data = loader.sampler, loader.dataset
         plain = type(loader.batch_sampler) in (BatchSampler, type(None))
         if plain and type(sampler) is SubsetRandomSampler:
@@ -144,14 +138,14 @@ class Split:
         )
 
     def checked(self, batches: Iterable[Any]) -> Iterator[Batch | None]:
-        """Check what a loader yields, batch by batch; skip and count unreadable samples.
+        """Check each batch of a loader, and count corrupt samples.
 
-        None stands for a batch of which nothing could be read.
+        None stands for a batch in which every sample is corrupt.
         """
         for batch in batches:
             if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], list):
                 batch, bad = batch
-                self._skip(bad)
+                self._count_corrupt(bad)
                 if batch is None:
                     yield None
                     continue
@@ -160,31 +154,20 @@ class Split:
                     f"{self.where}: each item must be a pair (inputs, labels), "
                     f"got {type(batch).__name__}. Wrap the dataset so that it yields pairs."
                 )
-            inputs = as_tensor(batch[0], f"{self.where} inputs").detach()
-            labels = as_tensor(batch[1], f"{self.where} labels").detach()
+            inputs, labels = self._as_tensors(batch)
             check_batch(inputs, labels, self.where)
             yield inputs, labels
 
-    def _skip(self, bad: list[Corrupt]) -> None:
-        if not {item.name for item in bad} - self.corrupt:
+    def _count_corrupt(self, bad: list[Corrupt]) -> None:
+        if {item.name for item in bad} <= self.corrupt:
             return
         self.corrupt |= {item.name for item in bad}
         drawn = self._loader.sampler if isinstance(self._loader, DataLoader) else self._loader
         total = len(drawn)  # type: ignore[arg-type]
-        if len(self.corrupt) > max(1, MOST_CORRUPT * total):
-            raise InputError(
-                f"{self.where}: {len(self.corrupt)} of {total} samples cannot be read, the last "
-                f"{bad[-1].name} ({bad[-1].reason}); at most {MOST_CORRUPT:.0%}, or one, are "
-                "skipped. Check the files, or fetch them again."
-            )
-        warnings.warn(
-            f"{self.where}: skipped {bad[-1].name} ({bad[-1].reason}); {len(self.corrupt)} of "
-            f"{total} samples so far.",
-            stacklevel=4,
-        )
+        warn_of_corrupt(bad[-1], len(self.corrupt), total, self.where)
 
     def first(self, count: int) -> Tensor:
-        """Return the first few inputs that can be read."""
+        """Return the first ``count`` inputs that can be read."""
         parts, seen = [], 0
         for inputs, _ in self.batches(count):
             parts.append(inputs)
@@ -202,24 +185,24 @@ class Split:
 
     @property
     def source(self) -> Any:
-        """The ``Dataset`` behind the split; None for tensors and arrays."""
+        """The user's ``Dataset``; None for tensors and arrays."""
         found = self._loader.dataset if isinstance(self._loader, DataLoader) else self._loader
         return found.data if isinstance(found, Guarded) else found
 
     @property
     def in_memory(self) -> bool:
-        """Whether the data was given as tensors or arrays, in a fixed order."""
+        """Whether the data was given as tensors or arrays."""
         return self._memory is not None
 
     def row_hashes(self) -> Iterator[int]:
-        """Yield a 128-bit hash of each input row, for overlap checks; labels are left out."""
+        """Yield a 128-bit hash of each input row, without its label."""
         for inputs, _ in self.batches():
             yield from hash_rows(inputs)
 
     def identity(self) -> str:
-        """What tells this data from other data: its fingerprint, or its size where that is dear.
+        """Return what tells this data from other data without reading all of it.
 
-        Of a ``Subset`` also which rows.
+        This is the fingerprint if it is cheap, else the size and, of a ``Subset``, the rows.
         """
         source = self.source
         if self.in_memory or hasattr(source, "fingerprint"):
@@ -230,10 +213,9 @@ class Split:
         return f"{self.where} {len(source)}" if hasattr(source, "__len__") else self.where
 
     def fingerprint(self) -> str:
-        """Return an order-independent hash of inputs and labels together.
+        """Return a hash of all inputs and labels that does not depend on their order.
 
-        A ``Dataset`` with a ``fingerprint`` of its own is asked for that instead, since
-        reading every sample of a large one takes long.
+        A ``Dataset`` with its own method ``fingerprint`` answers itself.
         """
         own = getattr(self.source, "fingerprint", None)
         if callable(own):
@@ -242,8 +224,8 @@ class Split:
             return self._fingerprint
         total, count = 0, 0
         for inputs, labels in self.batches():
-            flat = inputs.detach().cpu().to(torch.float64).flatten(1)
-            targets = labels.detach().cpu().to(torch.float64).reshape(len(labels), -1)
+            flat = inputs.cpu().to(torch.float64).flatten(1)
+            targets = labels.cpu().to(torch.float64).reshape(len(labels), -1)
             for value in hash_rows(torch.cat([flat, targets], dim=1)):
                 total, count = total + value, count + 1
         found = f"{total % (1 << 128):032x}-{count}"

@@ -1,8 +1,7 @@
 """A task: labelled data in a role.
 
-Integer labels mean classification, floating-point labels mean regression. The precision of
-the inputs is remembered (``Task.epsilon``) because it bounds which eigenvalues can be told
-from zero.
+Integer labels mean classification, floating-point labels mean regression. ``Task.epsilon`` is
+the precision of the inputs: it bounds which eigenvalues can be told from zero.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ class Task:
     Args:
         train: ``(inputs, labels)``, a ``Dataset`` or a ``DataLoader``.
         test: the same for held-out data; optional.
-        name: how the task is called in tables, records and errors.
-        classes: number of classes ``C`` (labels are ``0..C-1``), when it is known and a
-            pass over a loader's labels should be spared.
-        names: what the classes are called, by label; by default as the data set's ``classes`` say.
+        name: the name in tables, records and errors.
+        classes: number of classes ``C`` (labels are ``0..C-1``), to spare a pass over the labels.
+        names: the names of the classes, by label; by default the data set's ``classes``.
 
     Raises:
         InputError: for data that cannot be used; the message says why.
@@ -89,8 +87,7 @@ class Task:
         if self.kind == "regression":
             return ()
         if self._classes is None:
-            seen: set[int] = set()
-            count = 0
+            seen, count = set[int](), 0
             for _, labels in self.train.batches():
                 seen.update(labels.unique().tolist())
                 count += len(labels)
@@ -105,7 +102,7 @@ class Task:
 
     @property
     def class_names(self) -> list[str]:
-        """What the classes are called: as given, or as the data set has it, or their labels."""
+        """Names of the classes: as given, or from the data set, or their labels."""
         own = self._names or self._own_names()
         if isinstance(own, list | tuple) and self.classes and self.classes[-1] < len(own):
             return [str(own[label]) for label in self.classes]
@@ -122,7 +119,7 @@ class Task:
         return target_matrix(known, self.kind, self.outputs)
 
     def positions(self, labels: Tensor) -> Tensor:
-        """Map class labels to ``0..C-1``, refusing labels that training never showed."""
+        """Map class labels to ``0..C-1``; refuse labels that the training data does not have."""
         known = torch.tensor(self.classes, device=labels.device)
         labels = labels.reshape(-1).to(torch.int64)
         index = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
@@ -134,8 +131,8 @@ class Task:
             )
         return index
 
-    def showing(self, train: Any, test: Any = None) -> Task:
-        """The same task, its classes and their names, of other inputs."""
+    def with_data(self, train: Any, test: Any = None) -> Task:
+        """Return the same task, with its classes and their names, on other inputs."""
         found = Task(train, test, self.name, names=self._names or self._own_names())
         found._classes = self.classes or None
         return found

@@ -220,7 +220,7 @@ def _featurised(task: Task, whole: Cut) -> Task:
         parts = [(whole.features(x).cpu(), y) for x, y in split.batches(512)]
         return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
 
-    return task.showing(read(task.train), None if task.test is None else read(task.test))
+    return task.with_data(read(task.train), None if task.test is None else read(task.test))
 
 
 def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | None]:

@@ -16,7 +16,7 @@ from torch import nn
 from immunis.core.errors import SettingsError
 from immunis.core.records import Record
 from immunis.core.settings import differing
-from immunis.data.sources.pictures import SCALINGS, SIZE
+from immunis.data.transforms import SCALINGS, SIZE
 from immunis.models.cut import logits_of
 
 KEPT = (

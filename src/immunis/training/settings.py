@@ -38,7 +38,7 @@ class Training:
             batch statistics of the primary task.
         augment: zoom and flip primary and harmful images at random.
         mix: average harmful rows, and their labels, with one another at random, so that they are
-            not learned by heart (``immunis.data.augment.mixed``).
+            not learned by heart (``immunis.data.transforms.mixed``).
         held_out: share of both tasks' training rows kept for early stopping.
         harmful_held_out: of the harmful task's, which are often few; as ``held_out`` if left out.
         evaluate: number of evaluations over the run.

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from immunis.core.distributed import rank, summed, world
 from immunis.core.errors import NumericalError
-from immunis.data.augment import augmented, mixed
 from immunis.data.task import target_matrix
+from immunis.data.transforms import augmented, mixed
 from immunis.theory.rho import recalled
 from immunis.training.objective import SUPERVISED, Attacker, Terms, View
 from immunis.training.setup import Batch, TrainingRun

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from immunis.core.errors import InputError
 from immunis.data.task import Task
 
-MOST_BYTES, MOST_RATIO = 1 << 30, 100  # that a packed file may unpack to: the larger of the two
+MOST_BYTES, MOST_RATIO = 1 << 30, 100  # a packed file may unpack to the larger of the two
 
 
 class Tasks(NamedTuple):
     """The tasks of one experiment.
 
-    ``attacker`` is the harmful task with training data of the attacker's own, disjoint from
-    the sample in ``harmful`` that the defender used; ``transfer`` are harmless other tasks.
+    ``attacker`` is the harmful task with the attacker's own training data, disjoint from the
+    defender's sample in ``harmful``; ``transfer`` are other, harmless tasks.
     """
 
     primary: Task
@@ -27,7 +27,7 @@ class Tasks(NamedTuple):
 
 
 def by_turns(labels: Iterable[Any]) -> tuple[list[int], list[int]]:
-    """Rows of the defender and of the attacker: within each class they take turns.
+    """Return the defender's and the attacker's rows: within each class they take turns.
 
     >>> by_turns([7, 7, 3, 7, 3])
     ([0, 2, 3], [1, 4])
@@ -42,34 +42,27 @@ def by_turns(labels: Iterable[Any]) -> tuple[list[int], list[int]]:
 
 def check_unpacked(path: Path, size: int) -> None:
     """Refuse a file that unpacks to far more than its own size, before it fills the memory."""
-    most = max(MOST_BYTES, MOST_RATIO * path.stat().st_size)
+    packed = path.stat().st_size
+    most = max(MOST_BYTES, MOST_RATIO * packed)
     if size > most:
         raise InputError(
-            f"{path} unpacks to {size:,} bytes or more from {path.stat().st_size:,}; at most "
-            f"{most:,} are accepted, lest it fill the memory. If it is yours, save it unpacked."
+            f"{path} unpacks to {size:,} bytes or more from {packed:,}; at most {most:,} are "
+            "accepted, to protect the memory. If it is yours, save it unpacked."
         )
 
 
-def data_folder(name: str, folder: str | Path | None) -> Path:
-    """Find a folder of data where ``data_file`` looks; an absolute name is taken as it is."""
-    return _find(name, folder, "folder", "Pass --data, or set $IMMUNIS_DATA.")
-
-
-def data_file(name: str, folder: str | Path | None, how: str) -> Path:
-    """Find a data file in ``folder``, ``$IMMUNIS_DATA`` or ``~/.cache/immunis``.
+def find_data(folder: str | Path | None, how: str, *names: str) -> Path:
+    """Return the first of ``names`` in ``folder``, or in ``$IMMUNIS_DATA`` or ``~/.cache/immunis``.
 
     Raises:
-        InputError: naming the places searched and ``how`` to get the file.
+        InputError: naming the places searched and ``how`` to get the data.
     """
-    return _find(name, folder, "file", how)
-
-
-def _find(name: str, folder: str | Path | None, kind: str, how: str) -> Path:
     named = os.environ.get("IMMUNIS_DATA")
-    places = [Path(named)] if named else []
-    places.append(Path.home() / ".cache" / "immunis")
-    paths = [place / name for place in (places if folder is None else [Path(folder)])]
+    usual = [Path(named)] if named else []
+    usual.append(Path.home() / ".cache" / "immunis")
+    places = usual if folder is None else [Path(folder)]
+    paths = [place / name for place in places for name in names]
     for path in paths:
-        if path.is_dir() if kind == "folder" else path.is_file():
+        if path.exists():
             return path
-    raise InputError(f"data {kind} not found; looked for {', '.join(map(str, paths))}. {how}")
+    raise InputError(f"data not found; looked for {', '.join(map(str, paths))}. {how}")

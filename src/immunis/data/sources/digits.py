@@ -44,18 +44,48 @@ def digits(
     )
 
 
+def digit_parity(shots: int = 60, seed: int = 0) -> Tasks:
+    """Return "which of ten digits" as primary task, "odd or even" as harmful task.
+
+    A network that tells the digits apart has done most of the work of telling odd from even,
+    so its features help an attacker who holds only ``shots`` labelled samples. Of the 1797
+    images 40% train the primary task, 20% are the defender's sample of the harmful one, the
+    attacker draws from another 15% and 25% are test data. The harmless ``transfer`` task is
+    whether a digit is at least five.
+    """
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype(np.float32)
+    order = np.random.default_rng(seed).permutation(len(y))
+    ends = [int(share * len(y)) for share in (0.4, 0.6, 0.75)]
+    train, defender, attacker, test = np.split(order, ends)
+    if not 10 <= shots <= len(attacker):
+        raise InputError(f"shots={shots}: expected 10 to {len(attacker)}.")
+    few = attacker[:shots]
+
+    def task(rows: np.ndarray, labels: np.ndarray, name: str) -> Task:
+        return Task((x[rows], labels[rows]), (x[test], labels[test]), name)
+
+    odd, large = y % 2, (y >= 5).astype(int)
+    return Tasks(
+        task(train, y, "which digit"),
+        task(defender, odd, "odd or even"),
+        task(few, odd, "odd or even (attacker)"),
+        (task(few, large, "at least five"),),
+    )
+
+
 def check_apart(primary: Sequence[int], harmful: Sequence[int]) -> None:
     """Refuse anything but digits, and a digit in both tasks."""
     for name, wanted in (("primary", primary), ("harmful", harmful)):
         if not wanted or not set(wanted) <= set(range(10)):
             raise InputError(f"{name}={list(wanted)}: expected digits from 0 to 9.")
-    if set(primary) & set(harmful):
-        raise InputError(
-            f"digits {sorted(set(primary) & set(harmful))} are in both tasks; a digit is either "
-            "primary or harmful."
-        )
+    both = sorted(set(primary) & set(harmful))
+    if both:
+        raise InputError(f"digits {both} are in both tasks; a digit is either primary or harmful.")
 
 
 def label_of(wanted: Sequence[int]) -> str:
-    """Name of a task of some digits."""
+    """Return the name of a task of some digits."""
     return "digits " + ",".join(map(str, sorted(wanted)))

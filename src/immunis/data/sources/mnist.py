@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from immunis.core.errors import InputError
-from immunis.data.sources.common import Tasks, data_file
+from immunis.data.sources.common import Tasks, find_data
 from immunis.data.sources.digits import check_apart, label_of
 from immunis.data.task import Task
 
@@ -41,25 +41,24 @@ def mnist_images(train: bool = True, folder: str | Path | None = None) -> tuple[
 
 
 def mnist_pair(primary: int, harmful: int, folder: str | Path | None = None) -> Tasks:
-    """Return two digits' images as the two tasks of one of the paper's 90 pairs.
+    """Return the images of two digits as the two tasks of one of the paper's 90 pairs.
 
-    As in the released code, a task holds the images of one digit only and its labels are
-    constant: condition numbers are defined, probing accuracy is not. Pixels are scaled to
-    0..1 and standardised by MNIST's mean and deviation. The attacker gets every second
-    harmful image.
+    As in the released code, a task holds the images of one digit, so its labels are constant:
+    condition numbers are defined, probing accuracy is not. Pixels are ``standardised``. The
+    attacker gets every second harmful image.
     """
     if primary == harmful or not {primary, harmful} <= set(range(10)):
         raise InputError(f"digits {primary} and {harmful}: expected two different ones of 0 to 9.")
     images, labels = mnist_images(folder=folder)
 
-    def select(digit: int) -> np.ndarray:
-        return standardised(images[labels == digit])
+    def task(digit: int, rows: slice, name: str) -> Task:
+        chosen = standardised(images[labels == digit][rows])
+        return Task((chosen, np.full(len(chosen), digit)), name=name)
 
-    main, other = select(primary), select(harmful)
     return Tasks(
-        Task((main, np.full(len(main), primary)), name=f"digit {primary}"),
-        Task((other[::2], np.full(len(other[::2]), harmful)), name=f"digit {harmful}"),
-        Task((other[1::2], np.full(len(other[1::2]), harmful)), name=f"digit {harmful} (attacker)"),
+        task(primary, slice(None), f"digit {primary}"),
+        task(harmful, slice(0, None, 2), f"digit {harmful}"),
+        task(harmful, slice(1, None, 2), f"digit {harmful} (attacker)"),
     )
 
 
@@ -72,7 +71,7 @@ def mnist_digits(
     """Split MNIST by class into a primary and a harmful task, for networks that a CPU can train.
 
     The defender holds every second harmful image, the attacker the first ``attacker`` of the
-    others; the test images are MNIST's own. Pixels are scaled as in ``mnist_pair``, in float32.
+    others. The test images are MNIST's own. Pixels are ``standardised``, in float32.
     """
     check_apart(primary, harmful)
     if attacker < 20:
@@ -94,31 +93,25 @@ def mnist_digits(
 
 
 def standardised(images: np.ndarray) -> np.ndarray:
-    """Pixels scaled to 0..1 and standardised by MNIST's mean and deviation, in float64."""
+    """Return pixels scaled to 0..1 and standardised by MNIST's mean and deviation, in float64."""
     return (images / 255 - MEAN) / DEVIATION
 
 
 def mnist_hashes(folder: str | Path | None = None) -> dict[str, str]:
-    """SHA-256 of the four unpacked files, by name, to compare with ``SHA256``."""
+    """Return the SHA-256 of the four unpacked files by name, to compare with ``SHA256``."""
     return {name: hashlib.sha256(_unpacked(name, folder)[1]).hexdigest() for name in SHA256}
 
 
 def _unpacked(name: str, folder: str | Path | None) -> tuple[Path, bytes]:
-    """Where a file was found, packed or (only then looked for) unpacked, and its contents."""
-    try:
-        path = data_file(f"mnist/{name}.gz", folder, _how(name))
-    except InputError as missing:
-        try:
-            path = data_file(f"mnist/{name}", folder, "")
-        except InputError:
-            raise missing from None
+    """Return the path of a file, packed or not, and its contents unpacked."""
+    path = find_data(folder, _how(name), f"mnist/{name}.gz", f"mnist/{name}")
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             raw = file.read(MOST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} is damaged ({error}). {_how(name)}") from error
     if len(raw) > MOST:
-        raise InputError(f"{path} holds more than {MOST:,} bytes, no MNIST file does. {_how(name)}")
+        raise InputError(f"{path} holds more than {MOST:,} bytes; no MNIST file does. {_how(name)}")
     return path, raw
 
 
@@ -127,13 +120,14 @@ def _how(name: str) -> str:
 
 
 def _idx(name: str, folder: str | Path | None) -> np.ndarray:
+    """Return the array of an idx file: two zero bytes, type 8, dimensions, sizes, then bytes."""
     path, raw = _unpacked(name, folder)
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or raw[3] > 3 or len(raw) < 4 + 4 * raw[3]:
         raise InputError(f"{path} is not an idx file of bytes. {_how(name)}")
     shape = np.frombuffer(raw, ">u4", raw[3], offset=4).tolist()
-    start = 4 + 4 * raw[3]
-    if len(raw) - start != math.prod(shape):
+    content = raw[4 + 4 * raw[3] :]
+    if len(content) != math.prod(shape):
         raise InputError(
-            f"{path} is truncated: {len(raw) - start} bytes for shape {shape}. {_how(name)}"
+            f"{path} is truncated: {len(content)} bytes for shape {shape}. {_how(name)}"
         )
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    return np.frombuffer(content, np.uint8).reshape(shape)

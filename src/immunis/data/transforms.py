@@ -1,10 +1,26 @@
-"""Random changes to batches of images, on their device, from a given generator."""
+"""Changes to batches on their device: scaling of pixels, random crops and flips, mixup."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+Scaling = Literal["imagenet", "clip", "inception"]
+SCALINGS = {  # mean and deviation of each channel, as timm's models expect
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "inception": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
+SIZE = 224  # default width and height of images
+
+
+def normalised(pixels: Tensor, scaling: Scaling = "imagenet") -> Tensor:
+    """Return uint8 pixels (…, 3, H, W) as float32 ``(p/255 − mean)/deviation`` of each channel."""
+    mean, std = (torch.tensor(v, device=pixels.device)[:, None, None] for v in SCALINGS[scaling])
+    return pixels.to(torch.float32, copy=True).div_(255).sub_(mean).div_(std)
 
 
 def mixed(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -23,7 +39,10 @@ def mixed(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[
 
 
 def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Zoom in on a random part (60 to 100% of each side) and flip half of the images."""
+    """Zoom in on a random part (60 to 100% of each side) and flip half of the images.
+
+    Inputs that are not images (n, C, H, W) return unchanged.
+    """
     if images.ndim != 4:
         return images
     n, device = len(images), images.device

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,10 +16,10 @@ from helpers.images import write_folders
 from immunis import SettingsError, Task
 from immunis.data.corrupt import Corrupt
 from immunis.data.loader import Stream
-from immunis.data.sources import ondevice
+from immunis.data.sources import gpu_decode
+from immunis.data.sources.gpu_decode import Decoder, Encoded, packed, shown
+from immunis.data.sources.image_dataset import Images, Item, decode
 from immunis.data.sources.images import images
-from immunis.data.sources.ondevice import Decoder, Encoded, packed, shown
-from immunis.data.sources.pictures import Images, Item, decode
 
 SIZE, CPU = 32, torch.device("cpu")
 
@@ -96,13 +97,13 @@ def test_files_cut_short_or_gone_are_corrupt(tmp_path):
 def test_large_images_are_decoded_a_few_at_a_time(monkeypatch):
     at_once = unpacked(CONTENTS)[0]
     seen = []
-    show = Decoder._show
+    show = Decoder._images
     monkeypatch.setattr(
-        Decoder, "_show", lambda self, rows, *more: seen.append(rows) or show(self, rows, *more)
+        Decoder, "_images", lambda self, some: seen.append(len(some)) or show(self, some)
     )
-    monkeypatch.setattr(ondevice, "AT_ONCE", 5000)
+    monkeypatch.setattr(gpu_decode, "AT_ONCE", 5000)
     assert all(map(torch.equal, unpacked(CONTENTS)[0], at_once))
-    assert [row for rows in seen for row in rows] == list(range(len(CONTENTS) - 2))
+    assert sum(seen) == len(CONTENTS) - 2
     assert len(seen) > 2 and all(seen)
 
 
@@ -126,7 +127,7 @@ def test_a_gpu_gives_what_pillow_gives():
     plain.items = [item for item in plain.items if "broken" not in item.name or item.name[0] == "0"]
     streams = [
         Stream(Task(part, name="pictures", classes=3), 16, workers=2, device="cuda")
-        for part in (plain, plain.on_device())
+        for part in (plain, replace(plain, on_device=True))
     ]
     with pytest.warns(UserWarning, match="skipped 0 broken"):
         both = [list(stream.batches(0, 9)) for stream in streams]
@@ -144,12 +145,12 @@ def test_the_centre_is_shown():
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Streams that decode on their device, which is the CPU."""
-    sent = Images.sent
+    sent = Images.for_device
 
     def gpu(source):
-        return source.device and (Encoded(source), {"collate_fn": packed}, Decoder(SIZE, CPU))
+        return source.on_device and (Encoded(source), {"collate_fn": packed}, Decoder(SIZE, CPU))
 
-    monkeypatch.setattr(Images, "sent", lambda self, device: gpu(self) or sent(self, device))
+    monkeypatch.setattr(Images, "for_device", lambda self, device: gpu(self) or sent(self, device))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -157,7 +158,7 @@ def test_a_stream_gives_the_same_rows(as_on_a_gpu, workers):
     plain = data({f"{name} {turn}": c for turn in range(3) for name, c in CONTENTS.items()})
     streams = [
         Stream(Task(part, name="pictures", classes=3), 8, workers=workers)
-        for part in (plain, plain.on_device())
+        for part in (plain, replace(plain, on_device=True))
     ]
     for ours, theirs in zip(*(stream.batches(0, 5) for stream in streams), strict=True):
         assert torch.equal(ours[1], theirs[1])
@@ -168,7 +169,7 @@ def test_a_stream_gives_the_same_rows(as_on_a_gpu, workers):
 def test_what_is_skipped_is_said_and_counted(as_on_a_gpu):
     contents = {f"{name} {turn}": c for turn in range(40) for name, c in CONTENTS.items()}
     contents |= {f"broken {turn}": broken("wide", 20) for turn in range(3)}
-    task = Task(data(contents).on_device(), name="pictures", classes=3)
+    task = Task(replace(data(contents), on_device=True), name="pictures", classes=3)
     with pytest.warns(UserWarning, match="skipped broken") as said:
         rows = sum(len(labels) for _, labels in Stream(task, 16).batches(0, len(contents) // 16))
     assert sum("skipped" in str(warning.message) for warning in said) == len(task.train.corrupt)
@@ -183,7 +184,7 @@ def test_settings_say_where(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # random pictures of test data occur in training data
         tasks = images(**given, decode="device")
-    assert tasks.harmful.train.source.device and tasks.primary.test.source.device
+    assert tasks.harmful.train.source.on_device and tasks.primary.test.source.on_device
     assert len(next(Stream(tasks.primary, 4).batches(0, 1))[0]) == 4  # on a CPU as ever
     assert tasks.primary.train.fingerprint() != images(**given).primary.train.fingerprint()
     with pytest.raises(SettingsError, match="'gpu': expected 'cpu' or 'device'"):

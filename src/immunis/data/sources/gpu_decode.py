@@ -1,0 +1,193 @@
+"""JPEGs that travel to a GPU undecoded and are decoded there by torchvision's nvJPEG.
+
+A GPU takes more images a second than a few cores decode. Workers then only read files. They still
+decode what nvJPEG cannot: other formats, CMYK, files cut short. Pixels differ from Pillow's by a
+few levels.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from immunis.core.errors import SettingsError
+from immunis.data.corrupt import Corrupt
+from immunis.data.sources.image_dataset import MOST_PIXELS, Images, decode
+from immunis.data.split import Batch
+
+END = b"\xff\xd9"  # of a complete JPEG
+AT_ONCE = 1 << 26  # pixels that are on the device at full size
+
+
+class Sample(NamedTuple):
+    """One image: its encoded bytes and pixel count, or its decoded pixels and 0."""
+
+    content: Tensor
+    pixels: int
+    label: int
+    name: str
+
+
+class Parcel(NamedTuple):
+    """A batch of samples in one piece of memory, and the corrupt ones."""
+
+    content: Tensor
+    lengths: list[int]
+    pixels: list[int]
+    labels: Tensor
+    names: list[str]
+    bad: list[Corrupt]
+
+
+class Encoded(Dataset):
+    """Images as samples for a ``Decoder``."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Sample | Corrupt:
+        item = self.images.items[index]
+        try:
+            content = item.content()
+        except OSError as error:
+            return Corrupt.of(item.name, error)
+        if count := _pixel_count(content):
+            data = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
+            return Sample(data, count, item.label, item.name)
+        pixels = self.images.pixels(index)
+        if isinstance(pixels, Corrupt):
+            return pixels
+        return Sample(pixels.flatten(), 0, item.label, item.name)
+
+
+def _pixel_count(content: bytes) -> int:
+    """Return the number of pixels of an image that nvJPEG decodes as Pillow does; 0 for others."""
+    from PIL import Image
+
+    if not content.rstrip(b"\0").endswith(END):
+        return 0
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            count = image.width * image.height
+            plain = image.format == "JPEG" and image.mode in ("RGB", "L")
+            return count if plain and count <= MOST_PIXELS else 0
+    except Exception:  # Images.pixels reports what is wrong
+        return 0
+
+
+def packed(samples: list[Sample | Corrupt]) -> Parcel:
+    """Collate samples, in a worker."""
+    good = [sample for sample in samples if isinstance(sample, Sample)]
+    empty = torch.empty(0, dtype=torch.uint8)
+    return Parcel(
+        torch.cat([sample.content for sample in good] or [empty]),
+        [len(sample.content) for sample in good],
+        [sample.pixels for sample in good],
+        torch.tensor([sample.label for sample in good]),
+        [sample.name for sample in good],
+        [sample for sample in samples if isinstance(sample, Corrupt)],
+    )
+
+
+class Decoder:
+    """Decodes parcels to uint8 pixels (n, 3, size, size) and labels, and lists corrupt images.
+
+    Raises:
+        SettingsError: if torchvision is missing, or cannot decode on the device.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        from PIL import Image
+
+        self.size, self.device = size, device
+        tiny = io.BytesIO()
+        Image.new("RGB", (16, 16)).save(tiny, "JPEG")
+        try:
+            self._decode([torch.frombuffer(bytearray(tiny.getvalue()), dtype=torch.uint8)])
+        except ImportError as error:
+            raise SettingsError(
+                "decode = 'device' needs torchvision: pip install 'immunis[vision]'"
+            ) from error
+        except RuntimeError as error:
+            raise SettingsError(
+                f"decode = 'device': torchvision cannot decode on {device} ({str(error)[:200]}). "
+                "Install a build of it with nvJPEG, or set decode = 'cpu'."
+            ) from error
+        # a CUDA stream of its own, so that decoding does not wait for training steps
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def _decode(self, contents: list[Tensor]) -> list[Tensor]:
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        return decode_jpeg(contents, mode=ImageReadMode.RGB, device=self.device)
+
+    def __call__(self, parcel: Parcel) -> tuple[Batch | None, list[Corrupt]]:
+        """Decode a parcel; the result is ready for any CUDA stream."""
+        if self._stream is None:
+            return self._unpacked(parcel)
+        with torch.cuda.stream(self._stream):
+            found = self._unpacked(parcel)
+        self._stream.synchronize()
+        return found
+
+    def _unpacked(self, parcel: Parcel) -> tuple[Batch | None, list[Corrupt]]:
+        contents, shape = parcel.content.split(parcel.lengths), (3, self.size, self.size)
+        pixels = torch.empty(len(contents), *shape, dtype=torch.uint8, device=self.device)
+        bad: dict[int, Corrupt] = {}
+        ends = list(itertools.accumulate(parcel.pixels))
+        encoded = [row for row, count in enumerate(parcel.pixels) if count]
+        for row in set(range(len(contents))) - set(encoded):
+            pixels[row] = contents[row].view(shape).to(self.device)
+        for _, group in itertools.groupby(encoded, key=lambda row: ends[row] // AT_ONCE):
+            rows, shapes = list(group), dict[torch.Size, list[tuple[int, Tensor]]]()
+            for row, image in zip(rows, self._images([contents[r] for r in rows]), strict=True):
+                if isinstance(image, Tensor):
+                    shapes.setdefault(image.shape, []).append((row, image))
+                else:
+                    bad[row] = Corrupt(parcel.names[row], image)
+            for alike in shapes.values():
+                together = torch.stack([image for _, image in alike])
+                pixels[[row for row, _ in alike]] = shown(together, self.size)
+        good = [row for row in range(len(contents)) if row not in bad]
+        batch = (pixels[good] if bad else pixels, parcel.labels[good]) if good else None
+        return batch, [*parcel.bad, *bad.values()]
+
+    def _images(self, contents: Sequence[Tensor]) -> list[Tensor | str]:
+        """Return each image, or why there is none; if a batch fails, try its halves."""
+        if not contents:
+            return []
+        try:
+            return [*self._decode(list(contents))]
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if "CUDA error" in str(error):  # the device fails, not an image
+                raise
+        if len(contents) > 1:
+            half = len(contents) // 2
+            return self._images(contents[:half]) + self._images(contents[half:])
+        try:
+            return [decode(contents[0].numpy().tobytes(), self.size).to(self.device)]
+        except Exception as error:  # as in Images.pixels
+            return [f"{type(error).__name__}: {error}"]
+
+
+def shown(pictures: Tensor, size: int) -> Tensor:
+    """Return images (n, 3, H, W) of one shape as (n, 3, size, size): the centre square, resized."""
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
+    height, width = pictures.shape[-2:]
+    side = min(height, width)
+    centre = ((height - side) // 2, (width - side) // 2, side, side)
+    cubic = InterpolationMode.BICUBIC
+    return functional.resized_crop(pictures, *centre, [size, size], cubic, antialias=True)

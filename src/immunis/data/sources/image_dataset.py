@@ -1,0 +1,248 @@
+"""Encoded images as a data set: decoded, resized, scaled, and kept decoded on disk if wanted."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from immunis.core.errors import InputError
+from immunis.data.corrupt import Corrupt, warn_of_corrupt
+from immunis.data.transforms import Scaling, normalised
+
+MOST_PIXELS, SIXTEEN_BITS = 1 << 26, (1 << 16) - 1
+DECODING = 2  # raised whenever ``decode`` makes other pixels of the same image
+LARGE = 1 << 14  # mean bytes of an encoded image from which threads speed up decoding
+CHECKSUM = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image: its path or its encoded bytes, its class and its name."""
+
+    source: Path | bytes
+    label: int
+    name: str
+
+    def content(self) -> bytes:
+        """Return the encoded image."""
+        return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
+
+    def key(self) -> bytes:
+        """Return a hash of the encoded image, or of the name of a file that cannot be read."""
+        try:
+            return hashlib.sha256(self.content()).digest()
+        except OSError:
+            return hashlib.sha256(f"unreadable {self.name}".encode()).digest()
+
+    def length(self) -> int:
+        """Return the number of encoded bytes; -1 for a missing file."""
+        if isinstance(self.source, bytes):
+            return len(self.source)
+        return self.source.stat().st_size if self.source.exists() else -1
+
+    def version(self) -> str:
+        """Return what changes with the content: a hash, or a file's path, size and date."""
+        if isinstance(self.source, bytes):
+            return hashlib.sha256(self.source).hexdigest()
+        if not self.source.exists():
+            return "missing"
+        found = self.source.stat()
+        return f"{self.source.resolve()} {found.st_size} {found.st_mtime_ns}"
+
+
+@dataclass(eq=False)
+class Images(Dataset):
+    """Images as float32 (3, size, size), scaled for a model, and their classes.
+
+    The shorter side is resized to ``size`` and the centre is kept. An image that cannot be decoded
+    is ``Corrupt``. ``raw`` images are uint8: a quarter of the bytes, for ``finish`` to scale on the
+    device. With ``on_device`` a GPU decodes JPEGs itself.
+    """
+
+    items: Sequence[Item]
+    size: int
+    classes: Sequence[str] | None = None
+    scaling: Scaling = "imagenet"
+    raw: bool = False
+    cache: PixelCache | None = None
+    on_device: bool = False
+
+    def cached(self, folder: str | Path) -> Images:
+        """Return the same images, with decoded pixels kept in a folder."""
+        return replace(self, cache=PixelCache(folder, self.items, self.size))
+
+    def for_device(self, device: torch.device) -> tuple[Dataset, dict[str, Any], Callable | None]:
+        """Return the data set to load, the loader's options, and what unpacks its batches."""
+        if not self.on_device or device.type != "cuda":
+            return replace(self, raw=True), {}, None
+        from immunis.data.sources.gpu_decode import Decoder, Encoded, packed
+
+        return Encoded(self), {"collate_fn": packed}, Decoder(self.size, device)
+
+    def finish(self, pixels: Tensor) -> Tensor:
+        """Scale uint8 pixels as the model expects them."""
+        return normalised(pixels, self.scaling)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | Corrupt:
+        pixels = self.pixels(index)
+        if isinstance(pixels, Corrupt):
+            return pixels
+        return pixels if self.raw else self.finish(pixels), self.items[index].label
+
+    def fingerprint(self) -> str:
+        """Hash every image's file name, encoded size and class, and how it is shown."""
+        shown = f"{self.size} {self.scaling}{' device' if self.on_device else ''}"
+        total = hashlib.sha256(shown.encode())
+        for item in self.items:
+            total.update(f"{Path(item.name).name} {item.length()} {item.label}\n".encode())
+        return f"files-{total.hexdigest()[:32]}-{len(self)}"
+
+    def pixels(self, index: int) -> Tensor | Corrupt:
+        """Return one image as uint8 (3, size, size)."""
+        item = self.items[index]
+        kept = None if self.cache is None else self.cache.read(item)
+        if kept is not None:
+            return kept
+        try:
+            found = decode(item.content(), self.size)
+        except Exception as error:  # decoders raise anything on foreign bytes
+            return Corrupt.of(item.name, error)
+        if self.cache is not None:
+            self.cache.write(item, found)
+        return found
+
+
+def decode(content: bytes, size: int) -> Tensor:
+    """Decode an image to uint8 (3, size, size): shorter side resized, centre kept."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as image:
+        if image.width * image.height > MOST_PIXELS:
+            raise InputError(f"{image.width}×{image.height} pixels; at most {MOST_PIXELS}")
+        image.draft("RGB", (size, size))  # lets JPEG decode at a smaller scale
+        picture = _eight_bits(image).convert("RGB")
+    if picture.size != (size, size):  # only the centre square is resized: the rest costs time
+        side = min(picture.size)
+        left, top = ((length - side) / 2 for length in picture.size)
+        box = (left, top, left + side, top + side)
+        picture = picture.resize((size, size), Image.Resampling.BICUBIC, box)
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def _eight_bits(image: Any) -> Any:
+    """Return a 16-bit image with 8 bits (Pillow would clip at 255); refuse 32 bits."""
+    from PIL import Image
+
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > SIXTEEN_BITS:
+        raise InputError(f"pixels of 32 bits ({image.mode}); expected 8 or 16")
+    return Image.fromarray((values // 257).astype(np.uint8))
+
+
+def load_images(data: Images, where: str) -> tuple[Tensor, Tensor]:
+    """Decode a whole data set into memory, without corrupt images.
+
+    Threads help with large images only: small ones hardly release the interpreter's lock.
+    """
+    inputs = torch.empty(len(data), 3, data.size, data.size)
+    bad: dict[int, Corrupt] = {}
+
+    def fill(row: int) -> None:
+        pixels = data.pixels(row)
+        if isinstance(pixels, Corrupt):
+            bad[row] = pixels
+        else:
+            inputs[row] = data.finish(pixels)
+
+    large = sum(item.length() for item in data.items) >= LARGE * len(data)
+    with ThreadPoolExecutor(None if large else 1) as pool:
+        list(pool.map(fill, range(len(data))))
+    labels = torch.tensor([item.label for item in data.items])
+    if not bad:
+        return inputs, labels
+    warn_of_corrupt(bad[max(bad)], len(bad), len(data), where)
+    good = [row for row in range(len(data)) if row not in bad]
+    return inputs[good], labels[good]
+
+
+class PixelCache:
+    """Decoded pixels in one file, which all workers and runs share.
+
+    Each image has a row: the checksum of its pixels, then the pixels. A row that was never written,
+    or only in part, fails its checksum and is decoded again. So processes need no lock, and a
+    killed run leaves nothing to repair. The file's name is a hash of the images' versions.
+
+    Raises:
+        InputError: if the file cannot be made.
+    """
+
+    def __init__(self, folder: str | Path, items: Sequence[Item], size: int) -> None:
+        import PIL
+
+        self._rows = {item: row for row, item in enumerate(items)}
+        self._shape, self._length = (3, size, size), CHECKSUM + 3 * size * size
+        self._failed = False
+        images = [(item.name, item.version()) for item in items]
+        key = repr((f"{DECODING} Pillow {PIL.__version__}", size, images)).encode()
+        name = f"pixels-{size}-{hashlib.sha256(key).hexdigest()[:32]}.bin"
+        self.path = Path(folder).expanduser() / name
+        whole = len(items) * self._length
+        try:
+            if not self.path.exists() or self.path.stat().st_size != whole:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("ab") as file:
+                    file.truncate(whole)  # holes until rows are written
+        except (OSError, OverflowError) as error:
+            raise InputError(f"the pixel cache {self.path} cannot be made: {error}.") from error
+
+    def read(self, item: Item) -> Tensor | None:
+        """Return the pixels of an image, or None if they are not there."""
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self._rows[item] * self._length)
+                row = bytearray(file.read(self._length))
+        except OSError as error:
+            self._warn(error)
+            return None
+        pixels = memoryview(row)[CHECKSUM:]
+        if len(row) < self._length or row[:CHECKSUM] != _checksum(pixels):
+            return None
+        return torch.from_numpy(np.frombuffer(pixels, np.uint8).reshape(self._shape))
+
+    def write(self, item: Item, pixels: Tensor) -> None:
+        """Keep the pixels of an image; after a failure, warn once and keep no more."""
+        if self._failed:
+            return
+        content = pixels.contiguous().numpy().tobytes()
+        try:
+            with self.path.open("r+b", buffering=0) as file:
+                file.seek(self._rows[item] * self._length)
+                file.write(_checksum(content) + content)
+        except OSError as error:
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._failed:
+            warnings.warn(f"{self.path}: {error}; images are decoded instead.", stacklevel=4)
+        self._failed = True
+
+
+def _checksum(content: bytes | memoryview) -> bytes:
+    return zlib.crc32(content).to_bytes(CHECKSUM, "little")

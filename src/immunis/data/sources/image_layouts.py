@@ -1,0 +1,241 @@
+"""Lists of images: class folders, Hugging Face parquet, Stanford Cars' devkit, or timm.
+
+The folder shows which it is: ``train.parquet`` (or ``[data/]train-*.parquet``), a devkit beside
+``cars_train``, or ``train/CLASS/*.jpg`` as ImageNet and Country211 have it. Test data is called
+test, val, valid or validation. Of parquet the columns ``image`` and ``label`` are read, or else the
+only column of bytes and the only one of integers.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import warnings
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from immunis.core.errors import InputError, SettingsError
+from immunis.data.sources.common import check_unpacked
+from immunis.data.sources.image_dataset import Images, Item
+from immunis.data.transforms import Scaling
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
+ROW = 256  # bytes that a row takes in memory beside its image
+PACKED, MOST_MAT = 15, 1 << 26  # a MATLAB element's type; most bytes of unpacked annotations
+TEST_NAMES = ("test", "val", "valid", "validation")
+Listing = tuple[list[Item], Sequence[str] | None]  # images, and the names of their classes
+
+
+def read_images(
+    folder: str | Path,
+    split: str,
+    size: int,
+    classes: Sequence[str] | None = None,
+    scaling: Scaling = "imagenet",
+    timm: bool = False,
+) -> Images:
+    """Read one split (``"train"`` or ``"test"``) of a data set in any of the known layouts.
+
+    ``classes`` are those of the training split, so that the test split numbers them alike. The
+    first usable test split counts, so an unlabelled ``test`` does not hide a labelled ``val``.
+
+    Raises:
+        InputError: if the folder holds no such images, or lacks a column or file.
+    """
+    base = Path(folder)
+    if not base.is_dir():
+        raise InputError(f"image folder {base} does not exist.")
+    names = TEST_NAMES if split == "test" else (split,)
+    refused: InputError | None = None
+    for name in names:
+        try:
+            found = _timm(base / name) if timm else _listed(base, name, classes)
+            if found is None:
+                continue
+            items, own = found
+            if classes is not None and own is not None and list(classes) != list(own):
+                raise InputError(f"{base}: classes of {name} are not those of the training images.")
+        except InputError as error:
+            refused = refused or error
+            continue
+        if refused is not None:
+            warnings.warn(f"{base}: using {name} as test data, because {refused}", stacklevel=2)
+        return Images(items, size, own if classes is None else classes, scaling)
+    if refused is not None:
+        raise refused
+    if any(base.glob("**/cars_*_annos*.mat")) and not timm:
+        return Images(_cars(base, split), size, scaling=scaling)
+    raise InputError(
+        f"{base} holds no {split} images: expected a folder {' or '.join(names)} of class folders, "
+        f"{names[0]}.parquet, or Stanford Cars' devkit beside its images."
+    )
+
+
+def _listed(base: Path, name: str, classes: Sequence[str] | None) -> Listing | None:
+    """List parquet files or class folders; None if the split has neither."""
+    for pattern in (f"{name}.parquet", f"data/{name}-*.parquet", f"{name}-*.parquet"):
+        if files := sorted(base.glob(pattern)):
+            return _parquet(files)
+    return _folders(base / name, classes) if (base / name).is_dir() else None
+
+
+def _folders(base: Path, classes: Sequence[str] | None) -> Listing:
+    found = sorted(entry.name for entry in base.iterdir() if entry.is_dir())
+    known = found if classes is None else classes
+    strange = sorted(set(found) - set(known))
+    if strange:
+        raise InputError(f"{base}: class {strange[0]!r} is not among the training classes.")
+    items = [
+        Item(path, label, str(path))
+        for label, name in enumerate(known)
+        for path in sorted((base / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+    if not items:
+        raise InputError(f"{base} holds no images in class folders ({', '.join(SUFFIXES)}).")
+    empty = sorted(set(known) - {known[item.label] for item in items})
+    if empty and classes is None:
+        warnings.warn(
+            f"{base}: {len(empty)} of {len(found)} classes hold no images, among them "
+            f"{empty[0]!r}.",
+            stacklevel=4,
+        )
+    return items, known
+
+
+def _parquet(files: Sequence[Path]) -> Listing:
+    """List the images of some files; the first file that names its classes decides."""
+    import pyarrow.parquet
+
+    items: list[Item] = []
+    names = None
+    for file in files:
+        try:
+            with pyarrow.parquet.ParquetFile(file) as table:
+                image, label = _columns(file, table.schema_arrow)
+                names = names or _class_names(table.schema_arrow, label)
+                items += _rows(file, table, image, label)
+        except (OSError, pyarrow.ArrowException, MemoryError) as error:
+            raise InputError(f"{file} is not a readable parquet file: {error}.") from error
+    known = names is not None and all(item.label < len(names) for item in items)
+    return items, names if known else None
+
+
+def _columns(file: Path, schema: Any) -> tuple[str, str]:
+    """Return the columns ``image`` and ``label``, or else the only ones of these types.
+
+    Arrow dictionaries are refused: one value of theirs may stand for many large rows.
+    """
+    from pyarrow import types
+
+    def holds_bytes(kind: Any) -> bool:
+        if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+            kind = kind.field("bytes").type
+        return types.is_binary(kind) or types.is_large_binary(kind)
+
+    chosen: list[str] = []
+    for name, fits in (("image", holds_bytes), ("label", types.is_integer)):
+        named = [field for field in schema if field.name == name]
+        found = named or [field for field in schema if fits(field.type)]
+        if len(found) != 1 or not fits(found[0].type) or schema.names.count(found[0].name) != 1:
+            has = ", ".join(f"{field.name} ({field.type})" for field in schema)
+            raise InputError(
+                f"{file} lacks column {name}; it has {has}. Expected image (bytes) and label "
+                "(integer), or one column of either type: drop the others, or rename it."
+            )
+        chosen.append(found[0].name)
+    return chosen[0], chosen[1]
+
+
+def _class_names(schema: Any, label: str) -> list[str] | None:
+    """Return the names of the classes if Hugging Face's ``datasets`` wrote them."""
+    try:
+        told = json.loads((schema.metadata or {})[b"huggingface"])
+        names = told["info"]["features"][label]["names"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return [str(name) for name in names] if isinstance(names, list) else None
+
+
+def _rows(file: Path, table: Any, image: str, label: str) -> list[Item]:
+    """Read the rows one at a time and add up their sizes: a header may lie about them."""
+    import pyarrow
+
+    packed = pyarrow.types.is_struct(table.schema_arrow.field(image).type)
+    columns = [f"{image}.bytes" if packed else image, label]
+    items, size = list[Item](), 0
+    for row, batch in enumerate(table.iter_batches(batch_size=1, columns=columns)):
+        size += batch.nbytes + ROW
+        check_unpacked(file, size)
+        content, number = batch[image][0].as_py(), batch[label][0].as_py()
+        content = content["bytes"] if isinstance(content, dict) else content
+        if content is None or number is None or number < 0:
+            raise InputError(f"{file}, row {row} lacks its image or its label (got {number}).")
+        items.append(Item(content, number, f"{file.name} row {row}"))
+    return items
+
+
+def _cars(base: Path, split: str) -> list[Item]:
+    """List Stanford Cars: ``cars_train`` and ``cars_test`` with the devkit's annotations."""
+    from scipy.io import loadmat
+
+    wanted = "cars_train_annos.mat" if split == "train" else "cars_test_annos_withlabels.mat"
+    path = next(iter(sorted(base.glob(f"**/{wanted}"))), None)
+    if path is None:
+        raise InputError(
+            f"{base} holds no {wanted}. It comes with Stanford Cars' devkit (the labels of the "
+            "test images as a separate file)."
+        )
+    _check_mat(path)
+    try:
+        rows = np.atleast_1d(loadmat(path, squeeze_me=True)["annotations"])
+        named = [(str(row["fname"]), int(row["class"])) for row in rows]
+    except Exception as error:  # scipy's readers raise anything on foreign bytes
+        raise InputError(f"{path} is not Stanford Cars' annotation file: {error}.") from error
+    for name, _ in named:
+        if Path(name).name != name:
+            raise InputError(f"{path}: {name!r} is no plain file name.")
+    folder = base / f"cars_{split}"
+    if (folder / folder.name).is_dir():  # as Kaggle packs it
+        folder = folder / folder.name
+    if not folder.is_dir():
+        raise InputError(f"{folder} does not exist: {path} names the images in it.")
+    return [Item(folder / name, label - 1, str(folder / name)) for name, label in named]
+
+
+def _check_mat(path: Path) -> None:
+    """Refuse a MATLAB file with a packed element that would unpack to fill the memory."""
+    content, place, size = path.read_bytes(), 128, 0
+    order = "<" if content[126:128] == b"IM" else ">"
+    while place + 8 <= len(content) and size <= MOST_MAT:
+        kind, length = struct.unpack_from(f"{order}II", content, place)
+        place += 8
+        if kind == PACKED:
+            with suppress(zlib.error):  # scipy reports it better
+                packed = content[place : place + length]
+                size += len(zlib.decompressobj().decompress(packed, MOST_MAT + 1))
+        place += length
+    if max(size, len(content)) > MOST_MAT:
+        raise InputError(f"{path} holds more than {MOST_MAT:,} bytes; no such devkit does.")
+
+
+def _timm(folder: Path) -> Listing | None:
+    """List a folder as timm does: classes are the innermost folders, in natural order."""
+    try:
+        from timm.data import create_dataset
+    except ImportError as error:
+        raise SettingsError("timm is not installed: pip install 'immunis[vision]'") from error
+
+    if not folder.is_dir():
+        return None
+    try:
+        reader = create_dataset("", root=str(folder), search_split=False).reader
+    except Exception as error:  # timm's readers raise anything
+        raise InputError(f"timm cannot read {folder}: {error}") from error
+    items = [Item(Path(path), int(label), str(path)) for path, label in reader.samples]
+    return items, sorted(reader.class_to_idx, key=reader.class_to_idx.get)
