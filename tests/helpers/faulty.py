@@ -70,7 +70,7 @@ def server():
     context = multiprocessing.get_context("forkserver")
     paths = [str(Path(__file__).parents[1]), str(Path(cli.__file__).parents[2])]
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["helpers.faulty"])
     return context
 
 
@@ -129,7 +129,7 @@ def orphan(folder, launched):
     os.dup2(os.open(f"{folder}/said", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
     lost_process.watch_processes()
     os.write(tell, b"x")
-    time.sleep(20.0 if launched else 1.0)
+    time.sleep(600.0 if launched else 1.0)
     lost_process.leave_processes()
     Path(folder, "lived").write_text(" ".join(t.name for t in threading.enumerate()))
     os._exit(0)

@@ -35,6 +35,7 @@ from immunis.core.files import (
 )
 from immunis.core.hashing import tensors_digest
 from immunis.core.jobs import Job, Run, sweep
+from immunis.core.progress import silent
 from immunis.data.sources import images
 from immunis.models.weights import load_weights, read_tensors
 from immunis.recipes import load_recipe
@@ -43,6 +44,11 @@ from immunis.report.export import weights
 from immunis.training import checkpoint as checkpoints
 
 KILLS = int(os.environ.get("IMMUNIS_KILLS", "60"))  # make faults: 240
+LIMIT = 600  # seconds that a process may take; generous, since other tests may run beside
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def timeless(value):
@@ -88,7 +94,7 @@ class Nursery:
 
     def finish(self, what, folder):
         process = self.start(what, folder)
-        process.join(60)
+        process.join(LIMIT)
         assert process.exitcode == 0, (self.base / "log").read_text()[-2000:]
         return state(folder)
 
@@ -121,6 +127,7 @@ def nursery(tmp_path_factory):
     return Nursery(tmp_path_factory.mktemp("faults"))
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_resumes_to_the_same_result(nursery):
     rng, kills, lives = np.random.default_rng(0), 0, 0
     for what in faulty.COMMANDS:
@@ -144,31 +151,31 @@ def test_killed_at_random_moments_it_resumes_to_the_same_result(nursery):
     assert kills >= KILLS // 4 * 4
 
 
-def test_killed_at_any_write_it_leaves_the_old_or_the_new_state(nursery):
+@pytest.mark.parametrize("what", ["linear", slow("network"), slow("audit"), slow("sweep")])
+def test_killed_at_any_write_it_leaves_the_old_or_the_new_state(nursery, what):
     every = 1 if KILLS > 60 else 7
-    for what in ("linear", "network") if every > 1 else faulty.COMMANDS:
-        old, new = nursery.expect(what)
-        seen, point = [], 0
-        while True:
-            folder = nursery.older(what, f"{what}-write-{point}")
-            process = nursery.start(what, folder, die_at=point)
-            process.join(60)
-            seen.append(state(folder))
-            if process.exitcode == 0:
-                break
-            assert process.exitcode == -signal.SIGKILL, (nursery.base / "log").read_text()
-            if point % (3 * every) == 0:
-                assert nursery.finish(what, folder) == new
-            point += every
-        assert seen[0] == old
-        assert seen[-1] == new
-        assert all(one in (old, new) for one in seen)
-        assert seen == sorted(seen, key=lambda one: one == new)  # it turns once
+    old, new = nursery.expect(what)
+    seen, point = [], 0
+    while True:
+        folder = nursery.older(what, f"{what}-write-{point}")
+        process = nursery.start(what, folder, die_at=point)
+        process.join(LIMIT)
+        seen.append(state(folder))
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL, (nursery.base / "log").read_text()
+        if point % (3 * every) == 0:
+            assert nursery.finish(what, folder) == new
+        point += every
+    assert seen[0] == old
+    assert seen[-1] == new
+    assert all(one in (old, new) for one in seen)
+    assert seen == sorted(seen, key=lambda one: one == new)  # it turns once
 
 
 def locked_by(process, folder):
     """Wait until a command holds its folder."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT
     while not (folder / LOCK).exists() or not (folder / LOCK).read_text():
         assert process.is_alive() and time.monotonic() < deadline
         time.sleep(0.001)
@@ -199,9 +206,9 @@ def test_of_two_commands_in_one_folder_one_is_refused(nursery):
     locked_by(first, folder)
     os.kill(first.pid, signal.SIGSTOP)
     second = nursery.start("network", folder, log="second")
-    second.join(60)
+    second.join(LIMIT)
     os.kill(first.pid, signal.SIGCONT)
-    first.join(60)
+    first.join(LIMIT)
     assert (first.exitcode, second.exitcode) == (0, 1)
     refused = " ".join((nursery.base / "second").read_text().split())
     assert f"in use by process {first.pid} on" in refused
@@ -213,7 +220,7 @@ def test_a_full_disk_is_said_and_the_old_release_is_left_whole(nursery, what):
     old, _ = nursery.expect(what)
     folder = nursery.older(what, f"{what}-full")
     process = nursery.start(what, folder, largest=3000, log=f"full-{what}")
-    process.join(60)
+    process.join(LIMIT)
     said = " ".join((nursery.base / f"full-{what}").read_text().split())
     assert process.exitcode == 1, said
     assert "File too large" in said
@@ -281,7 +288,7 @@ def test_a_vanished_data_folder_is_said_and_the_run_resumes_when_it_is_back(tmp_
                     pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
                     Image.fromarray(pixels).save(place / f"{row}.png")
 
-    def run(folder, progress=lambda share: None):
+    def run(folder, progress=silent):
         found = images("p", "h", size=8, folder=str(tmp_path / "data"))
         training = {"steps": 4, "evaluate": 4, "batch": 16, "harmful_batch": 24, "held_out": 0.2}
         return immunize(
@@ -289,7 +296,7 @@ def test_a_vanished_data_folder_is_said_and_the_run_resumes_when_it_is_back(tmp_
             training=training, folder=folder, resume=True, progress=progress,
         )  # fmt: skip
 
-    def vanish(share):
+    def vanish(what, share):
         if share == 0.5:
             (tmp_path / "data").rename(tmp_path / "away")
 
@@ -404,7 +411,7 @@ def test_a_saved_record_is_json_with_its_digest(tmp_path):
     assert values == record.to_dict()
 
 
-def train(nursery, folder, processes, seconds=60, **more):
+def train(nursery, folder, processes, **more):
     """Train in that many processes; return their exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -415,7 +422,7 @@ def train(nursery, folder, processes, seconds=60, **more):
     ]
     for process in started:
         process.start()
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + LIMIT
     for process in started:
         process.join(max(0.0, deadline - time.monotonic()))
         process.kill()
@@ -426,7 +433,7 @@ def train(nursery, folder, processes, seconds=60, **more):
 @pytest.mark.parametrize("launched", [False, True])
 def test_a_run_outlives_its_shell_and_not_its_launcher(nursery, tmp_path, launched):
     nursery.context.Process(target=faulty.orphan, args=(str(tmp_path), launched)).start()
-    told, deadline = [tmp_path / name for name in ("said", "lived")], time.monotonic() + 60
+    told, deadline = [tmp_path / name for name in ("said", "lived")], time.monotonic() + LIMIT
     while not any(path.exists() and path.read_text() for path in told):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -443,14 +450,14 @@ def test_a_checkpoint_is_written_by_the_clock_too_and_resumes_to_the_bit(tmp_pat
     monkeypatch.setattr("immunis.training.checkpoint.EVERY", 0.0)
     primary, harmful = tasks()
 
-    def run(folder, progress=lambda share: None):
+    def run(folder, progress=silent):
         training = {"steps": 4, "evaluate": 1, "batch": 16, "harmful_batch": 24}
         return immunize(
             small_net(), primary, harmful, "probe",
             training=training, folder=folder, resume=True, progress=progress,
         )  # fmt: skip
 
-    def stop(share):
+    def stop(what, share):
         if share == 0.75:
             raise KeyboardInterrupt
 
@@ -461,7 +468,7 @@ def test_a_checkpoint_is_written_by_the_clock_too_and_resumes_to_the_bit(tmp_pat
     assert tensors_digest(again.model.state_dict()) == tensors_digest(straight.model.state_dict())
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), slow(1, 2), slow(2, 2)])
 def test_a_dead_process_ends_the_run_and_any_number_of_them_resume_it(
     nursery, tmp_path, before, after
 ):
@@ -480,6 +487,7 @@ def test_a_dead_process_ends_the_run_and_any_number_of_them_resume_it(
         assert torch.allclose(one[0][key].float(), two[0][key].float(), atol=2e-5), key
 
 
+@pytest.mark.slow
 def test_processes_write_a_checkpoint_together_when_one_clock_says_so(nursery, tmp_path):
     straight, broken = (make_folder(tmp_path / name) for name in ("straight", "broken"))
     assert train(nursery, straight, 2) == [0, 0]
@@ -491,6 +499,7 @@ def test_processes_write_a_checkpoint_together_when_one_clock_says_so(nursery, t
     assert tensors_digest(one[0]) == tensors_digest(two[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [
@@ -514,16 +523,15 @@ def test_a_command_on_two_devices_ends_when_one_process_dies(tmp_path, start):
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
     )
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + LIMIT
         while not list((tmp_path / "out" / "training").glob("events.out.*")):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
-        time.sleep(0.5)
         children = subprocess.run(
             ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
         )
         os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=LIMIT)
     finally:
         process.kill()
     assert process.returncode == 1
