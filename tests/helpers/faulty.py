@@ -33,13 +33,7 @@ from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
 from immunis.training.settings import Training
 
-for name in (
-    "report.card",
-    "methods.network",
-    "report.export",
-    "recipes.pipeline",
-    "report.tables",
-):
+for name in ("report.card", "methods.record", "report.export", "recipes.pipeline", "report.tables"):
     importlib.import_module(f"immunis.{name}")  # the commands import them late
 for name in ("lightning.fabric", "scipy.optimize", "torch.utils.tensorboard"):
     with contextlib.suppress(ImportError):

@@ -1,8 +1,10 @@
 """Toy tasks."""
 
 import numpy as np
+import torch
 
-from immunis import Task
+from immunis import Task, gram
+from immunis.methods import LinearProblem
 
 
 def make_task(n=60, d=5, classes=3, seed=0, name="toy", shift=0.0, scales=None):
@@ -14,3 +16,9 @@ def make_task(n=60, d=5, classes=3, seed=0, name="toy", shift=0.0, scales=None):
     x *= np.logspace(0, 1, d) if scales is None else scales
     cut = n * 3 // 4
     return Task((x[:cut], y[:cut]), (x[cut:], y[cut:]), name)
+
+
+def linear_problem(primary, harmful, theta=None):
+    """What a linear method is given: θ₀ (the identity by default) and both tasks."""
+    theta = torch.eye(primary.input_shape[0], dtype=torch.float64) if theta is None else theta
+    return LinearProblem(theta, gram(primary), gram(harmful), (primary, harmful))

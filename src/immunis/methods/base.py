@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_type_hints
@@ -24,12 +24,17 @@ from immunis.training.objective import Objective
 
 
 @dataclass(frozen=True)
-class LinearProblem:
-    """A linear extractor θ₀ and the two tasks that it is immunized for, as moments.
+class Moments:
+    """Mean moments of a task's scaled inputs: ``K/(n·scale²)``, ``XᵀY/(n·scale)``, rank of K."""
 
-    ``scale`` is one number for both tasks: divided by it, the inputs have a mean square of one.
-    κ does not depend on it, and one step size fits data in any unit.
-    """
+    k: Tensor
+    b: Tensor
+    rank: int
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """A linear extractor θ₀ and the two tasks it is immunized for, as Grams of their inputs."""
 
     theta: Tensor
     primary: Gram
@@ -41,61 +46,41 @@ class LinearProblem:
 
     @cached_property
     def scale(self) -> float:
-        """Root mean square of the inputs over both tasks."""
+        """Root mean square of the inputs over both tasks.
+
+        Methods divide by it: κ does not change, and one step size fits data in any unit.
+        """
         grams = self.primary, self.harmful
         return math.sqrt(sum(float(g.matrix().diagonal().mean()) / g.samples for g in grams) / 2)
 
     @cached_property
-    def k_primary(self) -> Tensor:
-        """Mean second moment of the scaled primary inputs: ``K_P/(n·scale²)``."""
-        return self.primary.matrix() / (self.primary.samples * self.scale**2)
+    def moments(self) -> tuple[Moments, Moments]:
+        """Mean moments of the primary and of the harmful task, at unit scale."""
+        return self._moments(self.primary), self._moments(self.harmful)
 
-    @cached_property
-    def k_harmful(self) -> Tensor:
-        """Mean second moment of the scaled harmful inputs: ``K_H/(n·scale²)``."""
-        return self.harmful.matrix() / (self.harmful.samples * self.scale**2)
+    def _moments(self, gram: Gram) -> Moments:
+        k = gram.matrix() / (gram.samples * self.scale**2)
+        return Moments(k, gram.cross() / (gram.samples * self.scale), quiet_spectrum(gram).rank)
 
-    @cached_property
-    def b_primary(self) -> Tensor:
-        """Mean product of scaled primary inputs and targets: ``XᵀY/(n·scale)``."""
-        return self.primary.cross() / (self.primary.samples * self.scale)
-
-    @cached_property
-    def b_harmful(self) -> Tensor:
-        """Mean product of scaled harmful inputs and targets: ``XᵀY/(n·scale)``."""
-        return self.harmful.cross() / (self.harmful.samples * self.scale)
-
-    @cached_property
-    def rank_primary(self) -> int:
-        """Rank of K_P, and so of H_P(θ) for every invertible θ."""
-        return quiet_spectrum(self.primary).rank
-
-    @cached_property
-    def rank_harmful(self) -> int:
-        """Rank of K_H, and so of H_H(θ) for every invertible θ."""
-        return quiet_spectrum(self.harmful).rank
-
-    def generator(self) -> torch.Generator:
-        """Return a new generator with this problem's seed."""
-        return torch.Generator().manual_seed(self.seed)
-
-    def random_head(self, cross: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a random head of the shape of ``cross`` (D×C), with entries of size ``1/√D``."""
-        head = torch.randn(cross.shape, generator=generator, dtype=torch.float64)
-        return head / math.sqrt(len(self.theta))
+    def random_heads(self) -> tuple[Tensor, Tensor]:
+        """Return a random primary and a random harmful head, with entries of size ``1/√D``."""
+        generator, size = torch.Generator().manual_seed(self.seed), math.sqrt(len(self.theta))
+        shapes = [moments.b.shape for moments in self.moments]
+        primary, harmful = (
+            torch.randn(shape, generator=generator, dtype=torch.float64) / size for shape in shapes
+        )
+        return primary, harmful
 
     def kappas(self, theta: Tensor) -> tuple[float, float]:
         """Return ``κ_P(θ)`` and ``κ_H(θ)``; infinite if rounding has lost a direction."""
+        primary, harmful = (self._kappa(theta, moments) for moments in self.moments)
+        return primary, harmful
 
-        def kappa(gram: Tensor, rank: int) -> float:
-            hessian = linear_hessian(theta, gram)
-            if not bool(torch.isfinite(hessian).all()):
-                raise NumericalError("θᵀKθ overflowed: lower the step size or the weights.")
-            values = torch.linalg.eigvalsh(hessian)
-            largest, smallest = float(values[-1]), float(values[-rank])
-            return largest / smallest if smallest > largest * relative_cutoff(rank) else math.inf
-
-        return kappa(self.k_primary, self.rank_primary), kappa(self.k_harmful, self.rank_harmful)
+    def _kappa(self, theta: Tensor, moments: Moments) -> float:
+        values = torch.linalg.eigvalsh(linear_hessian(theta, moments.k))
+        largest, smallest = float(values[-1]), float(values[-moments.rank])
+        lost = not smallest > largest * relative_cutoff(moments.rank)
+        return math.inf if lost else largest / smallest
 
     def rir(self, theta: Tensor) -> float:
         """Return RIR of θ, up to a constant factor; 0 if rounding has lost a direction.
@@ -103,8 +88,8 @@ class LinearProblem:
         κ over the directions that remain would flatter θ.
         """
         primary, harmful = self.kappas(theta)
-        ratio = rir(primary=(1.0, primary), harmful=(1.0, harmful))
-        return 0.0 if math.inf in (primary, harmful) else ratio.value
+        lost = math.inf in (primary, harmful)
+        return 0.0 if lost else rir(primary=(1.0, primary), harmful=(1.0, harmful)).value
 
 
 @dataclass(frozen=True)
@@ -161,60 +146,44 @@ class Descent:
     optimizer: Literal["gd", "adam"] = "adam"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         require_least(self, 1, "steps")
         require_least(self, 0, "step", above=True)
 
 
-class Best:
-    """Keep the θ with the highest RIR among those offered: the paper's early stopping."""
-
-    def __init__(self, problem: LinearProblem) -> None:
-        self.problem = problem
-        self.theta: Tensor | None = None
-        self.rir = 0.0
-        self.step = 0
-
-    def offer(self, theta: Tensor, step: int) -> None:
-        """Keep ``theta`` if it immunizes better than the one kept so far."""
-        rir = self.problem.rir(theta)
-        if rir > self.rir:
-            self.theta, self.rir, self.step = theta.detach().clone(), rir, step
-
-    def solution(self, **details: Any) -> Solution:
-        """Return the best θ, with its step among the details."""
-        if self.theta is None:
-            raise NumericalError(
-                "every θ of the descent lost a direction of a task to rounding; lower the step "
-                "size or the weights."
-            )
-        return Solution(self.theta, {"best_step": self.step, **details})
-
-
-def descend(
+def descent(
     problem: LinearProblem,
     settings: Descent,
     gradients: Callable[..., tuple[Tensor, ...]],
     *others: Tensor,
     steps: int | None = None,
-) -> Best:
-    """Descend from θ₀ along ``gradients(θ, *others)``; return the best of about twenty iterates.
+) -> Iterator[tuple[int, Tensor]]:
+    """Descend from θ₀ along ``gradients(θ, *others)``; yield about twenty ``(step, θ)``.
 
     ``others`` are parameters that descend together with θ, such as a head.
     """
     parameters, total = [problem.theta.clone(), *others], steps or settings.steps
-    if settings.optimizer == "adam":  # β and ε as in the paper
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            parameters, lr=settings.step, betas=(0.9, 0.999), eps=1e-8
-        )
-    else:
-        optimizer = torch.optim.SGD(parameters, lr=settings.step)
-    best, stride = Best(problem), max(1, total // 20)
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.SGD
+    optimizer = kind(parameters, lr=settings.step)  # Adam's β and ε are the paper's
+    stride = max(1, total // 20)
     for step in range(1, total + 1):
         for parameter, gradient in zip(parameters, gradients(*parameters), strict=True):
             parameter.grad = gradient
         optimizer.step()
         if step % stride == 0 or step == total:
-            best.offer(parameters[0], step)
+            yield step, parameters[0]
             problem.progress("descent", step / total)
-    return best
+
+
+def best_of(problem: LinearProblem, path: Iterable[tuple[int, Tensor]]) -> Solution:
+    """Return the θ of the highest RIR on a path: the paper's early stopping."""
+    found, best = None, 0.0
+    for step, theta in path:
+        value = problem.rir(theta)
+        if value > best:
+            found, best = Solution(theta.detach().clone(), {"best_step": step}), value
+    if found is None:
+        raise NumericalError(
+            "every θ of the descent lost a direction of a task to rounding; lower the step size "
+            "or the weights."
+        )
+    return found

@@ -13,11 +13,11 @@ primary head ω against ``∇_ωL``. No inverse is needed: ``∇_θR(θᵀKθ) =
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -27,7 +27,7 @@ from torch.nn import functional
 from immunis.core.errors import NumericalError
 from immunis.core.progress import silent
 from immunis.core.settings import require, require_least
-from immunis.methods.base import Best, Descent, LinearProblem, Method, Solution, descend
+from immunis.methods.base import Descent, LinearProblem, Method, Solution, best_of, descent
 from immunis.models.cut import Cut
 from immunis.theory.regularizers import (
     feature_hessian,
@@ -64,7 +64,6 @@ class NetworkSettings:
     multiple_harmful: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         require_least(self, 0, *NetworkSettings.__dataclass_fields__)
 
 
@@ -92,7 +91,6 @@ class Settings(NetworkSettings, Descent):
     paper_scale: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges and the combinations."""
         super().__post_init__()
         Descent.__post_init__(self)
         require_least(self, 2, "batch_size")
@@ -105,11 +103,12 @@ class Settings(NetworkSettings, Descent):
 
 def algorithm_1(problem: LinearProblem, settings: Settings) -> Solution:
     """Descend on θ and the primary head ω together (paper, Algorithm 1)."""
-    batches, size = 1, settings.batch_size
-    if size is not None:
-        batches = math.ceil(max(problem.primary.samples, problem.harmful.samples) / size)
-    terms = _full_batch(problem, settings) if size is None else _mini_batch(problem, settings, size)
-    rank = problem.rank_harmful if size is None else None
+    terms, steps = _full_batch(problem, settings), settings.steps
+    rank: int | None = problem.moments[1].rank
+    if settings.batch_size is not None:
+        terms, rank = _mini_batch(problem, settings, settings.batch_size), None
+        rows = max(problem.primary.samples, problem.harmful.samples)
+        steps *= math.ceil(rows / settings.batch_size)
     weights: list[float] = []
 
     def gradients(theta: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,9 +119,10 @@ def algorithm_1(problem: LinearProblem, settings: Settings) -> Solution:
             weights.extend(_balanced(settings, loss_theta, well, ill))
         return loss_theta + weights[0] * well + weights[1] * ill, loss_omega
 
-    omega = problem.random_head(problem.b_primary, problem.generator())
-    best = descend(problem, settings, gradients, omega, steps=settings.steps * batches)
-    return best.solution(lambda_primary=weights[0], lambda_harmful=weights[1], step=settings.step)
+    omega, _ = problem.random_heads()
+    found = best_of(problem, descent(problem, settings, gradients, omega, steps=steps))
+    told = {"lambda_primary": weights[0], "lambda_harmful": weights[1], "step": settings.step}
+    return Solution(found.theta, {**found.details, **told})
 
 
 Terms = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]  # ∇_θL, ∇_ωL, H_P, H_H
@@ -130,14 +130,14 @@ Terms = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]  # ∇
 
 def _full_batch(problem: LinearProblem, settings: Settings) -> Terms:
     """Exact terms of the mean ℓ2 loss, from moments."""
-    n_p, n_h, scale = 1, 1, 1.0
+    primary, harmful = problem.moments
+    k_p, b_p, k_h, n = primary.k, primary.b, harmful.k, 1
     if settings.paper_scale:
-        n_p, n_h, scale = problem.primary.samples, problem.harmful.samples, problem.scale
-    k_p, k_h = problem.k_primary * n_p * scale**2, problem.k_harmful * n_h * scale**2
-    b_p = problem.b_primary * n_p * scale
+        k_p, b_p, n = problem.primary.matrix(), problem.primary.cross(), problem.primary.samples
+        k_h = problem.harmful.matrix()
 
     def terms(theta: Tensor, omega: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        residual = (k_p @ theta @ omega - b_p) * 2 / n_p
+        residual = (k_p @ theta @ omega - b_p) * 2 / n
         hessians = linear_hessian(theta, k_p), linear_hessian(theta, k_h)
         return residual @ omega.T, theta.T @ residual, *hessians
 
@@ -158,8 +158,8 @@ def _mini_batch(problem: LinearProblem, settings: Settings, size: int) -> Terms:
             loss = functional.cross_entropy(outputs, y_p)
         else:
             loss = (outputs - y_p).square().sum() / len(x_p)
-        count = 1 if settings.paper_scale else len(x_p)
         loss_theta, loss_omega = torch.autograd.grad(loss, leaves)
+        count = 1 if settings.paper_scale else len(x_p)
         hessians = feature_hessian(x_p @ theta) / count, feature_hessian(x_h @ theta) / count
         return loss_theta, loss_omega, *hessians
 
@@ -170,7 +170,7 @@ def batches(
     problem: LinearProblem, epochs: int, size: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield shuffled mini-batches ``(x_P, targets_P, x_H)``; the shorter task is repeated."""
-    generator, data = problem.generator(), []
+    generator, data = torch.Generator().manual_seed(problem.seed), []
     for task in problem.tasks:
         inputs, labels = task.train.tensors()
         features = inputs if problem.extractor is None else problem.extractor(inputs)
@@ -178,13 +178,13 @@ def batches(
     (x_p, y_p), (x_h, _) = data
     longest = max(len(x_p), len(x_h))
 
-    def shuffled(rows: int) -> Tensor:
-        rounds = math.ceil(longest / rows)
-        return torch.cat([torch.randperm(rows, generator=generator) for _ in range(rounds)])
+    def shuffled(rows: int) -> Iterator[Tensor]:
+        rounds = range(math.ceil(longest / rows))
+        order = torch.cat([torch.randperm(rows, generator=generator) for _ in rounds])
+        return order[:longest].split(size)
 
     for _ in range(epochs):
-        rows_p, rows_h = shuffled(len(x_p))[:longest], shuffled(len(x_h))[:longest]
-        for p, h in zip(rows_p.split(size), rows_h.split(size), strict=True):
+        for p, h in zip(shuffled(len(x_p)), shuffled(len(x_h)), strict=True):
             yield x_p[p], y_p[p], x_h[h]
 
 
@@ -199,33 +199,35 @@ def _balanced(settings: Settings, loss: Tensor, well: Tensor, ill: Tensor) -> It
         yield balanced if given is None else given
 
 
-def certified(problem: LinearProblem, settings: Settings) -> Solution:
-    """Take certified steps: R_well down to κ_P = 1, then one R_ill step and R_well again.
+def certified(problem: LinearProblem, settings: Settings) -> Iterator[tuple[int, Tensor]]:
+    """Yield ``(step, θ)``: certified R_well steps to κ_P = 1; then an R_ill step and R_well again.
 
-    The first R_well steps reach RIR*. More is gained only where there are free directions, and
-    the loop ends when RIR gains no more. The loss is left out: for every invertible θ the
-    primary optimum is the same.
+    The first R_well steps reach RIR*. More is gained only if there are free directions; the path
+    ends when RIR gains no more. The loss is left out: the primary optimum is the same for every
+    invertible θ.
     """
-    best, eye = Best(problem), torch.eye(len(problem.theta), dtype=torch.float64)
-    theta = _well_conditioned(problem, problem.theta)
-    best.offer(theta, 0)
+    _, harmful = problem.moments
+    eye, theta = (
+        torch.eye(len(problem.theta), dtype=torch.float64),
+        _whitened(problem, problem.theta),
+    )
+    yield 0, theta
     for step in range(1, settings.steps + 1):
-        hessian = linear_hessian(theta, problem.k_harmful)
-        eta = certified_ill_step(eigh(hessian)[0][: problem.rank_harmful], settings.fraction)
-        theta = theta @ (eye - 2 * eta * r_ill_gradient(hessian, problem.rank_harmful))
-        theta = _well_conditioned(problem, theta)
+        before, hessian = problem.rir(theta), linear_hessian(theta, harmful.k)
+        eta = certified_ill_step(eigh(hessian)[0][: harmful.rank], settings.fraction)
+        theta = theta @ (eye - 2 * eta * r_ill_gradient(hessian, harmful.rank))
+        theta = _whitened(problem, theta)
         problem.progress("certified steps", step / settings.steps)
-        if problem.rir(theta) < best.rir * (1 + 1e-6) or problem.kappas(theta)[1] > MOST_ILL:
-            break
-        best.offer(theta, step)
-    return best.solution()
+        if problem.rir(theta) < before * (1 + 1e-6) or problem.kappas(theta)[1] > MOST_ILL:
+            return
+        yield step, theta
 
 
-def _well_conditioned(problem: LinearProblem, theta: Tensor) -> Tensor:
+def _whitened(problem: LinearProblem, theta: Tensor) -> Tensor:
     """Return θ after k − 1 certified R_well steps, where κ_P = 1; H_P keeps its eigenvectors."""
-    values, vectors = eigh(linear_hessian(theta, problem.k_primary))
-    rank = problem.rank_primary
-    scaling = torch.ones_like(values)
+    primary, _ = problem.moments
+    values, vectors = eigh(linear_hessian(theta, primary.k))
+    rank, scaling = primary.rank, torch.ones_like(values)
     scaling[:rank] = certified_well_factors(values[:rank], len(theta), rank - 1)
     return theta @ (vectors * scaling) @ vectors.T
 
@@ -233,14 +235,12 @@ def _well_conditioned(problem: LinearProblem, theta: Tensor) -> Tensor:
 def search(problem: LinearProblem, settings: Settings) -> Solution:
     """Run Algorithm 1 with every step size and multiple of the paper; return the best RIR."""
     grid = list(itertools.product(STEP_SIZES, MULTIPLES, MULTIPLES))
-    quiet, found = dataclasses.replace(problem, progress=silent), []
+    quiet, found = replace(problem, progress=silent), []
     for index, (step, a, b) in enumerate(grid):
         problem.progress("search", index / len(grid))
-        trial = dataclasses.replace(settings, step=step, multiple_primary=a, multiple_harmful=b)
-        try:
+        trial = replace(settings, step=step, multiple_primary=a, multiple_harmful=b)
+        with contextlib.suppress(NumericalError):  # some corners of the grid diverge
             found.append(algorithm_1(quiet, trial))
-        except NumericalError:
-            continue  # this corner of the grid diverges; the others may not
     if not found:
         raise NumericalError("every step size and multiple of the search diverged.")
     best = max(found, key=lambda solution: problem.rir(solution.theta))
@@ -251,7 +251,7 @@ def search(problem: LinearProblem, settings: Settings) -> Solution:
 def solve(problem: LinearProblem, settings: Settings) -> Solution:
     """Run the variant of Algorithm 1 that the settings ask for."""
     if settings.certified:
-        return certified(problem, settings)
+        return best_of(problem, certified(problem, settings))
     return search(problem, settings) if settings.search else algorithm_1(problem, settings)
 
 

@@ -27,7 +27,6 @@ class Settings:
     ridge: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         require_least(self, 1, "budget")
         require_least(self, 0, "free_scale", above=True)
         require_least(self, 0, "ridge")

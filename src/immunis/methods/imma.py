@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from immunis.core.settings import require_least
-from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
+from immunis.methods.base import Descent, LinearProblem, Method, Moments, Solution, best_of, descent
 from immunis.models.cut import Cut
 from immunis.training.objective import SUPERVISED, Attacker, Balanced, Objective
 
@@ -27,22 +27,21 @@ class Settings(Descent):
     inner_step: float = 0.01
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         super().__post_init__()
         require_least(self, 1, "inner_steps")
         require_least(self, 0, "inner_step", above=True)
 
 
-def l2_loss(theta: Tensor, head: Tensor, gram: Tensor, cross: Tensor) -> Tensor:
-    """Return the mean of ``‖xᵀθw − y‖²`` without its constant ``tr(YᵀY)/n``, from moments."""
+def l2_loss(theta: Tensor, head: Tensor, task: Moments) -> Tensor:
+    """Return the mean of ``‖xᵀθw − y‖²`` without its constant ``tr(YᵀY)/n``."""
     features = theta @ head
-    return (features * (gram @ features - 2 * cross)).sum()
+    return (features * (task.k @ features - 2 * task.b)).sum()
 
 
-def attacked(theta: Tensor, head: Tensor, problem: LinearProblem, settings: Settings) -> Tensor:
+def attacked(theta: Tensor, head: Tensor, harmful: Moments, settings: Settings) -> Tensor:
     """Return θ* after the attacker's descent on the harmful loss, differentiable in θ."""
     for _ in range(settings.inner_steps):
-        loss = l2_loss(theta, head, problem.k_harmful, problem.b_harmful)
+        loss = l2_loss(theta, head, harmful)
         (gradient,) = torch.autograd.grad(loss, theta, create_graph=True)
         theta = theta - settings.inner_step * gradient
     return theta
@@ -50,27 +49,22 @@ def attacked(theta: Tensor, head: Tensor, problem: LinearProblem, settings: Sett
 
 def solve(problem: LinearProblem, settings: Settings) -> Solution:
     """Descend on ``L(D_P, ω, θ*) − L(D_H, w, θ*)``; each head descends on its own loss."""
-    generator = problem.generator()
-    primary = problem.k_primary, problem.b_primary
-    harmful = problem.k_harmful, problem.b_harmful
-    omega, w = (problem.random_head(cross, generator) for _, cross in (primary, harmful))
+    primary, harmful = problem.moments
+    omega, w = problem.random_heads()
+
+    def followed(head: Tensor, theta: Tensor, task: Moments) -> Tensor:
+        return head - 2 * settings.inner_step * theta.T @ (task.k @ theta @ head - task.b)
 
     def gradient(theta: Tensor) -> tuple[Tensor]:
         nonlocal omega, w
-        theta = theta.detach().requires_grad_()
-        star = attacked(theta, w, problem, settings)
-        upper = l2_loss(star, omega, *primary) - l2_loss(star, w, *harmful)
-        (found,) = torch.autograd.grad(upper, theta)
-        omega, w = (
-            followed(theta.detach(), omega, *primary),
-            followed(theta.detach(), w, *harmful),
-        )
+        start = theta.detach().requires_grad_()
+        star = attacked(start, w, harmful, settings)
+        upper = l2_loss(star, omega, primary) - l2_loss(star, w, harmful)
+        (found,) = torch.autograd.grad(upper, start)
+        omega, w = followed(omega, theta, primary), followed(w, theta, harmful)
         return (found,)
 
-    def followed(theta: Tensor, head: Tensor, gram: Tensor, cross: Tensor) -> Tensor:
-        return head - 2 * settings.inner_step * theta.T @ (gram @ theta @ head - cross)
-
-    return descend(problem, settings, gradient).solution()
+    return best_of(problem, descent(problem, settings, gradient))
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,6 @@ class NetworkSettings(Balanced):
     order: Literal[1, 2] = 2
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         super().__post_init__()
         require_least(self, 1, "steps")
         require_least(self, 0, "rate", above=True)

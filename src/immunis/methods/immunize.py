@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
+import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from immunis.core.distributed import world
 from immunis.core.errors import InputError
 from immunis.core.progress import Progress, silent
 from immunis.core.records import Record
-from immunis.core.settings import whole
+from immunis.core.settings import whole as whole_number
 from immunis.data.checks import as_tensor
 from immunis.data.split import Split
 from immunis.data.task import Task
-from immunis.methods import LinearProblem, get_method
-from immunis.methods.linear import LinearRun
-from immunis.methods.network import NetworkRun, defend
-from immunis.models.cut import Cut, Joined
+from immunis.methods import LinearProblem, Method, get_method
+from immunis.methods.record import Run, linear_record, network_record
+from immunis.models.cut import Cut, Joined, logits_of, run_model
 from immunis.models.find_head import cut
 from immunis.models.heads import checked_head, compensated_head, invertible, least_squares_head
+from immunis.models.stages import feeds, parameters_below
 from immunis.theory.gram import as_extractor, check_pair, paired_grams
 from immunis.theory.scale import answer
-from immunis.training.hardware import Hardware
-from immunis.training.settings import Training
+from immunis.training.hardware import Hardware, hardware_of
+from immunis.training.loop import fit
+from immunis.training.settings import Training, training_of
 
 
 @dataclass(frozen=True)
@@ -38,21 +40,21 @@ class Immunized:
     """An immunized extractor.
 
     Attributes:
-        model: a plain copy of what was given: same class, shapes, dtype and state-dict keys.
-        head: the primary task's linear head; inside ``model`` where the given model had one.
-        exact: whether the head compensates the change exactly (θ is invertible), so that
-            primary predictions are those of the original up to rounding.
+        model: a plain copy of the given model: same class, shapes, dtype and state-dict keys.
+        head: the primary task's linear head. It is part of ``model`` if the given model had one.
+        exact: True if the head compensates the change exactly (θ is invertible). Primary
+            predictions are then those of the original, up to rounding.
     """
 
     model: nn.Module
     head: nn.Linear
     exact: bool
-    _run: LinearRun | NetworkRun
+    _measure: Callable[[], Record]
 
     @cached_property
     def record(self) -> Record:
-        """The run as a record, measured on the layer as it was returned."""
-        return self._run.record()
+        """The run as a record, measured on the model as it was returned."""
+        return self._measure()
 
 
 def immunize(
@@ -71,92 +73,125 @@ def immunize(
     progress: Progress = silent,
     **settings: Any,
 ) -> Immunized:
-    """Change an extractor so that the harmful task is hard and the primary one is not.
+    """Change an extractor so that the harmful task is hard and the primary task stays easy.
 
     Args:
-        model: a square, invertible ``nn.Linear`` or matrix θ (features are ``xᵀθ``); or any
-            network that ends in a linear head. With ``training`` (and always for ``probe``)
-            some of its layers are trained; without, a linear map is found for its features
-            and folded into the linear layer that they come out of.
+        model: a square, invertible ``nn.Linear`` or matrix θ (features are ``xᵀθ``), or a network
+            that ends in a linear head. With ``training`` (always for ``probe``), layers of the
+            network are trained. Without, a map of its features is folded into its last layer.
         primary: the task that must stay easy.
         harmful: the task that should become hard; the defender's own sample of it.
-        method: one of ``immunis list``.
-        head: the primary head to compensate; by default the least-squares head is. For a
-            network that is trained, the name of its head where it cannot be told; or, for a bare
-            encoder, the head that reads its output, pooled, which is trained with it.
+        method: a name that ``immunis list methods`` shows.
+        head: the primary head to compensate; by default the least-squares head. To train a
+            network: the name of its head, if it cannot be found; for a bare encoder, a new head
+            that reads its pooled output and is trained with it.
         training: how to train a network: ``immunis.training.settings.Training``, or its settings.
-        hardware: where to train it: ``immunis.training.hardware.Hardware``, or its settings;
-            one CPU process by default.
-        folder: where training keeps its checkpoint and curves; it is not locked.
-        resume: go on from the checkpoint in ``folder``.
-        wandb: Weights & Biases project to log training to.
-        seed: seeds everything random in the method.
+        hardware: where to train it: ``immunis.training.hardware.Hardware``, or its settings.
+        folder: where training keeps its checkpoint and curves. It is not locked.
+        resume: continue from the checkpoint in ``folder``.
+        wandb: Weights & Biases project that training is logged to.
+        seed: seed of everything random in the method.
         progress: called with the method's name and the share of the work done, from 0 to 1.
-        **settings: the method's settings; an unknown one is refused with a suggestion.
+        **settings: the method's settings. An unknown one is refused with a suggestion.
 
     Raises:
         InputError: for models or data that cannot be used.
         SettingsError: for an unknown method or setting, or one out of range.
         NumericalError: if the method diverges.
 
-    >>> from immunis.datasets import digits
+    >>> from immunis.data.sources import digits
     >>> tasks = digits()
     >>> r = immunize(torch.eye(64), tasks.primary, tasks.harmful, method="frontier")
     >>> r.model, r.exact
     (Linear(in_features=64, out_features=64, bias=False), True)
     """
-    start, seed = time.perf_counter(), whole(seed, "seed")
+    began, seed, chosen = time.perf_counter(), whole_number(seed, "seed"), get_method(method)
 
     def report(_: str, share: float) -> None:
         progress(method, share)
 
-    chosen = get_method(method)
-    deep = isinstance(model, nn.Module) and not isinstance(model, nn.Linear)
-    if training is not None or (deep and chosen.solve is None):
-        if not isinstance(model, nn.Module):
-            raise InputError(f"training takes a network, got {type(model).__name__}.")
-        inside = ""
-        if isinstance(head, nn.Linear):
-            model, head, inside = Joined(model, head), "1", "0"
-        network, target, run = defend(
-            model, primary, harmful, method, settings, training, hardware, head=head, seed=seed,
-            folder=folder, resume=resume, wandb=wandb, progress=report,
-        )  # fmt: skip
-        return Immunized(network.get_submodule(inside), target, False, run)
-    if isinstance(head, str):
-        raise InputError(f"head={head!r}: expected nn.Linear; names go with training= only.")
-    configured = chosen.configure(settings)
-    assert chosen.solve is not None
-    if isinstance(model, nn.Module) and not isinstance(model, nn.Linear):
-        return _fold(model, primary, harmful, method, head, seed, progress, settings)
-    theta, bias = _parts(model, primary)
-    # A bias makes features affine in x. Then the method works on the features themselves,
-    # from θ₀ = I, and its linear map is composed with the layer afterwards.
+    network = isinstance(model, nn.Module) and not isinstance(model, nn.Linear)
+    if training is None and not (network and chosen.solve is None):
+        if isinstance(head, str):
+            raise InputError(f"head={head!r}: expected nn.Linear; a name goes with training= only.")
+        solve: Callable[..., Immunized] = _fold if network else _solve
+        return solve(model, (primary, harmful), chosen, settings, head, seed, report, began)
+
+    configured = chosen.configure(settings, network=True)
+    how = training if isinstance(training, Training) else training_of(training or {})
+    where = hardware if isinstance(hardware, Hardware) else hardware_of(hardware or {})
+    inside = ""
+    if isinstance(model, nn.Module) and isinstance(head, nn.Linear):
+        model, head, inside = Joined(model, head), "1", "0"
+    whole = _checked_network(model, primary, harmful, head, how)
+    assert isinstance(model, nn.Module)
+    assert chosen.objective is not None
+    objective = chosen.objective(configured, whole)
+    identity = json.dumps([method, asdict(configured)])
+    keep: dict[str, Any] = {"folder": folder, "resume": resume, "wandb": wandb, "seed": seed}
+    found = fit(
+        whole, objective, primary, harmful, how, where, identity=identity, progress=report, **keep
+    )
+    said = {"method": method, **asdict(configured)}
+    said |= {"training": asdict(how), "hardware": asdict(where)}
+    details = {k: getattr(found, k) for k in ("history", "best_step", "steps", "weights", "notes")}
+    details |= {"training_seconds": found.seconds, "processes": world()}
+    run = Run((primary, harmful), said, details, seed, time.perf_counter() - began)
+    after = replace(whole, model=copy.deepcopy(found.model))
+    trained = found.model.to(next(model.parameters()).device)
+    for mine, given in zip(trained.parameters(), model.parameters(), strict=True):
+        mine.requires_grad_(given.requires_grad)
+    target = replace(whole, model=trained).head_layer
+    assert target is not None
+    measure = partial(network_record, run, whole, after)
+    return Immunized(trained.get_submodule(inside), target, False, measure)
+
+
+def _solve(
+    model: Any,
+    tasks: tuple[Task, Task],
+    method: Method,
+    settings: Mapping[str, Any],
+    head: nn.Linear | None,
+    seed: int,
+    progress: Progress,
+    began: float,
+    *,
+    given: tuple[Task, Task] | None = None,
+) -> Immunized:
+    """Immunize a linear extractor: find θ, and the head that compensates it.
+
+    ``given`` are the tasks that the user gave, if ``tasks`` hold a network's features of them.
+    """
+    configured = method.configure(settings)
+    assert method.solve is not None
+    theta, bias = _theta_and_bias(model, tasks[0])
+    # With a bias, features are affine in x. The method then works on the features, from θ₀ = I,
+    # and its linear map is composed with the layer afterwards.
     extractor = None if bias is None else as_extractor(model)
     origin = theta if bias is None else torch.eye(len(theta), dtype=torch.float64)
-    moments = paired_grams(primary, harmful, extractor)
-    problem = LinearProblem(origin, *moments, (primary, harmful), extractor, seed, report)
-    solution = chosen.solve(problem, configured)
+    moments = paired_grams(*tasks, extractor)
+    problem = LinearProblem(origin, *moments, tasks, extractor, seed, progress)
+    solution = method.solve(problem, configured)
     change = torch.linalg.solve(origin, solution.theta)  # T: features z become zT
     layer = _layer(model, theta @ change, None if bias is None else bias @ change)
     rounded = torch.linalg.solve(theta, layer.weight.detach().to("cpu", torch.float64).T)
     features = moments[0].transform(origin)
-    old_head = least_squares_head(features) if head is None else checked_head(head, theta, primary)
+    old_head = least_squares_head(features) if head is None else checked_head(head, theta, tasks[0])
     new_head, exact = compensated_head(old_head, rounded, features)
     for part in (new_head.weight, nn.utils.parameters_to_vector(new_head.parameters())):
         answer(part.detach(), 0, layer.weight.dtype, "the compensated head")
     new_head = new_head.to(layer.weight.device, layer.weight.dtype)
-    done = LinearRun(
-        copy.deepcopy(model), copy.deepcopy(layer), old_head, copy.deepcopy(new_head), exact,
-        (primary, harmful), method, dataclasses.asdict(configured), solution.details, seed,
-        time.perf_counter() - start,
-    )  # fmt: skip
-    report("", 1.0)
-    return Immunized(layer, new_head, exact, done)
+    said = {"method": method.name, **asdict(configured)}
+    run = Run(given or tasks, said, solution.details, seed, time.perf_counter() - began)
+    before, after = copy.deepcopy((model, old_head)), copy.deepcopy((layer, new_head))
+    progress("", 1.0)
+    measure = partial(linear_record, run, tasks, before, after, exact)
+    return Immunized(layer, new_head, exact, measure)
 
 
 def check_foldable(whole: Cut) -> None:
-    """Refuse a network into which no linear map can be folded."""
+    """Raise ``InputError`` if no linear map can be folded into a network."""
     if whole.last_linear is None:
         raise InputError(
             "the network's features are not the output of a linear layer, so no linear map can be "
@@ -166,54 +201,38 @@ def check_foldable(whole: Cut) -> None:
 
 def _fold(
     model: nn.Module,
-    primary: Task,
-    harmful: Task,
-    method: str,
-    head: nn.Linear | None,
-    seed: int,
-    progress: Progress,
+    tasks: tuple[Task, Task],
+    method: Method,
     settings: Mapping[str, Any],
+    head: nn.Linear | None,
+    *more: Any,
 ) -> Immunized:
-    """Immunize a network's features from θ₀ = I and fold θ into the layer that makes them."""
-    check_pair(primary, harmful)
-    whole = cut(model, primary.train.first(2), primary.outputs)
+    """Immunize a network's features from θ₀ = I, and fold θ into the layer that makes them."""
+    check_pair(*tasks)
+    method.configure(settings)
+    whole = cut(model, tasks[0].train.first(2), tasks[0].outputs)
     check_foldable(whole)
-    features = _featurised(primary, whole), _featurised(harmful, whole)
+    features = _featurised(tasks[0], whole), _featurised(tasks[1], whole)
     eye = torch.eye(whole.width, dtype=torch.float64)
-    found = immunize(
-        eye,
-        features[0],
-        features[1],
-        method,
-        head=head or whole.head_layer,
-        seed=seed,
-        progress=progress,
-        **settings,
-    )
+    found = _solve(eye, features, method, settings, head or whole.head_layer, *more, given=tasks)
     fresh = whole.copy()
+    layer, target = fresh.last_layer, fresh.head_layer if head is None else None
+    change = found.model.state_dict()["weight"].to(layer.weight)
+    if target is not None and target.bias is None and not found.exact:
+        raise InputError(
+            "the network's head has no bias, which it needs to compensate a singular map; use a "
+            "strength above 0."
+        )
     with torch.no_grad():
-        layer = fresh.last_layer
-        change = found.model.state_dict()["weight"].to(layer.weight)
-        layer.weight.copy_(change @ layer.weight)
-        if layer.bias is not None:
-            layer.bias.copy_(change @ layer.bias)
-        target = fresh.head_layer if head is None else None
-        if target is not None:
-            if target.bias is None and not found.exact:
-                raise InputError(
-                    "the network's head has no bias, which a singular map needs to be compensated; "
-                    "use a strength above 0."
-                )
-            target.weight.copy_(found.head.weight)
-            if target.bias is not None:
-                target.bias.copy_(found.head.bias)
-    assert isinstance(found._run, LinearRun)
-    run = dataclasses.replace(found._run, given=(primary, harmful))
-    return Immunized(fresh.model, target or found.head.to(layer.weight), found.exact, run)
+        for parameter in layer.parameters():
+            parameter.copy_(change @ parameter)
+        for name, parameter in () if target is None else target.named_parameters():
+            parameter.copy_(found.head.get_parameter(name))
+    return replace(found, model=fresh.model, head=target or found.head.to(layer.weight))
 
 
 def _featurised(task: Task, whole: Cut) -> Task:
-    """The task as the network shows it: features in place of inputs."""
+    """Return the task with a network's features in place of its inputs."""
 
     @torch.no_grad()
     def read(split: Split) -> tuple[Tensor, Tensor]:
@@ -223,42 +242,44 @@ def _featurised(task: Task, whole: Cut) -> Task:
     return task.with_data(read(task.train), None if task.test is None else read(task.test))
 
 
-def _parts(model: nn.Linear | Tensor, primary: Task) -> tuple[Tensor, Tensor | None]:
-    """θ (D×D) and the bias of a model, checked, in float64."""
-    if isinstance(model, nn.Linear):
-        theta = model.weight.detach().T
-        bias = None if model.bias is None else model.bias.detach().to("cpu", torch.float64)
-    elif isinstance(model, Tensor):
-        theta, bias = model.detach(), None
-    else:
+def _refuse(condition: bool, message: str) -> None:
+    if condition:
+        raise InputError(message)
+
+
+def _theta_and_bias(model: Any, primary: Task) -> tuple[Tensor, Tensor | None]:
+    """Return θ (D×D) and the bias of a linear extractor in float64; refuse what is not one."""
+    if not isinstance(model, nn.Linear | Tensor):
         raise InputError(
-            f"expected nn.Linear or a matrix θ, got {type(model).__name__}; linear methods "
-            "immunize a linear extractor."
+            f"expected nn.Linear, a matrix θ or a network, got {type(model).__name__}."
         )
-    theta = as_tensor(theta, "θ")
-    if theta.ndim != 2 or theta.shape[0] != theta.shape[1]:
-        raise InputError(
-            f"θ has shape {tuple(theta.shape)}; linear methods need a square one. Reduce the "
-            "inputs first, or pad the layer."
-        )
-    if not theta.is_floating_point() or not bool(torch.isfinite(theta).all()):
-        raise InputError(f"θ (dtype {theta.dtype}) must hold finite floating-point numbers.")
-    if primary.input_shape != (len(theta),):
-        raise InputError(
-            f"θ reads {len(theta)} features, but {primary.name} inputs have shape "
-            f"{primary.input_shape} per sample. Flatten the inputs, or pass a fitting θ."
-        )
+    weight, bias = (model.weight.T, model.bias) if isinstance(model, nn.Linear) else (model, None)
+    theta = as_tensor(weight.detach(), "θ")
+    _refuse(
+        theta.ndim != 2 or theta.shape[0] != theta.shape[1],
+        f"θ has shape {tuple(theta.shape)}; linear methods need a square one. Reduce the inputs "
+        "first, or pad the layer.",
+    )
+    _refuse(
+        not theta.is_floating_point() or not bool(torch.isfinite(theta).all()),
+        f"θ (dtype {theta.dtype}) must hold finite floating-point numbers.",
+    )
+    _refuse(
+        primary.input_shape != (len(theta),),
+        f"θ reads {len(theta)} features, but {primary.name} inputs have shape "
+        f"{primary.input_shape} per sample. Flatten the inputs, or pass a θ that fits.",
+    )
     theta = theta.to("cpu", torch.float64)
-    if not invertible(theta):
-        sigma = torch.linalg.svdvals(theta)
-        raise InputError(
-            f"θ is singular (singular values from {float(sigma[0]):.3g} down to "
-            f"{float(sigma[-1]):.3g}): it has already thrown features away. Pass an invertible θ."
-        )
-    return theta, bias
+    _refuse(
+        not invertible(theta),
+        f"θ is singular (κ = {float(torch.linalg.cond(theta)):.3g}): it has already lost features. "
+        "Pass an invertible θ.",
+    )
+    return theta, None if bias is None else bias.detach().to("cpu", torch.float64)
 
 
 def _layer(model: nn.Linear | Tensor, theta: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return θ and the bias as a layer with the dtype and device of the given extractor."""
     like = model.weight if isinstance(model, nn.Linear) else model
     layer = nn.Linear(theta.shape[0], theta.shape[1], bias is not None, like.device, like.dtype)
     with torch.no_grad():
@@ -266,3 +287,82 @@ def _layer(model: nn.Linear | Tensor, theta: Tensor, bias: Tensor | None) -> nn.
         if bias is not None:
             layer.bias.copy_(answer(bias, 0, like.dtype, "the immunized bias"))
     return layer.requires_grad_(False).eval()
+
+
+def _checked_network(
+    model: Any, primary: Task, harmful: Task, head: Any, training: Training
+) -> Cut:
+    """Return a copy of a network, cut at its head; refuse one that cannot be trained."""
+    check_pair(primary, harmful)
+    _refuse(primary is harmful, "primary and harmful are one and the same task; expected two.")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"training takes a network (nn.Module), got {type(model).__name__}.")
+    _refuse(
+        any("_orig_mod" in name.split(".") for name, _ in model.named_modules()),
+        "the model, or a part of it, is under torch.compile. Pass the plain one (._orig_mod); "
+        "--compile, or Hardware(compile=True), compiles it for training.",
+    )
+    for name, parameter in model.named_parameters():
+        _refuse(
+            parameter.is_meta or isinstance(parameter, nn.parameter.UninitializedParameter),
+            f"the model's {name} has no values yet. Load its weights, or run a lazy model once.",
+        )
+        _refuse(
+            parameter.dtype == torch.float16,
+            f"the model's {name} is in float16, where small steps are lost. Call .float() on the "
+            "model; precision '16-mixed' trains it in half precision.",
+        )
+        _refuse(
+            not bool(torch.isfinite(parameter).all()),
+            f"the model's {name} holds NaN or infinities; load other weights.",
+        )
+    try:
+        plain = copy.deepcopy(model).eval()
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"the model cannot be copied: {str(error).splitlines()[0][:200]} It must not store "
+            "results of a forward pass; use nn.utils.parametrizations for weight_norm."
+        ) from error
+    example, outputs = primary.train.first(2), primary.outputs
+    whole = cut(plain, example, outputs, head)
+    answers = logits_of(run_model(plain, example))
+    if whole.head is None:
+        last, classes = answers.shape[-1], primary.kind == "classification"
+        linear = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear)]
+        other = cut(plain, example, last).head if classes else None
+        hint = f" It ends in {other!r} with {last}: if the labels of {primary.name} are some of "
+        hint = f"{hint}those, say Task(..., classes={last})." if other is not None else ""
+        raise InputError(
+            f"no linear head with {outputs} outputs ends the model, so its primary loss cannot be "
+            f"kept.{hint} Name it with head= (linear layers: {', '.join(linear) or 'none'}), or "
+            f"pass one: head=nn.Linear(features, {outputs})."
+        )
+    _refuse(
+        answers.ndim != 2,
+        f"the model answers with shape {tuple(answers.shape)}; expected one row of {outputs} "
+        "outputs for each sample.",
+    )
+    _refuse(
+        whole.bypasses_head,
+        f"the model's answers do not come from its head {whole.head!r} (the first answer counts). "
+        "Wrap the model in a module that returns what that head gives.",
+    )
+    names = set(whole.parameters_named(training.layers))
+    reached = parameters_below(whole, example) & {
+        id(parameter) for name, parameter in plain.named_parameters() if name in names
+    }
+    owners = {name.rpartition(".")[0] for name in names}  # tried too, as autograd misses some
+    _refuse(
+        not reached and not any(feeds(plain, n, lambda: whole.features(example)) for n in owners),
+        f"the features do not come through {', '.join(training.layers)}: training it would change "
+        "nothing. Name layers below the head.",
+    )
+    sums, positive = answers.double().sum(1), bool((answers >= 0).all())
+    _refuse(
+        primary.kind == "classification"
+        and positive
+        and torch.allclose(sums, torch.ones_like(sums), atol=1e-3),
+        "the model answers with probabilities (each row is positive and sums to 1), but the loss "
+        "needs logits. Pass the model without its softmax.",
+    )
+    return whole

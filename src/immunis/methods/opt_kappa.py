@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
+from immunis.methods.base import Descent, LinearProblem, Method, Solution, best_of, descent
 from immunis.models.cut import Cut
 from immunis.theory.regularizers import (
     feature_hessian,
@@ -19,14 +19,14 @@ from immunis.training.objective import SUPERVISED, Balanced, Objective
 def solve(problem: LinearProblem, settings: Descent) -> Solution:
     """Descend along ``2K_Pθ·∇κ(H_P) − 2K_Hθ·∇κ(H_H)``."""
 
-    def of_one(theta: Tensor, gram: Tensor, rank: int) -> Tensor:
-        return hessian_to_theta(theta, gram, kappa_gradient(linear_hessian(theta, gram), rank))
-
     def gradient(theta: Tensor) -> tuple[Tensor]:
-        primary = of_one(theta, problem.k_primary, problem.rank_primary)
-        return (primary - of_one(theta, problem.k_harmful, problem.rank_harmful),)
+        primary, harmful = (
+            hessian_to_theta(theta, m.k, kappa_gradient(linear_hessian(theta, m.k), m.rank))
+            for m in problem.moments
+        )
+        return (primary - harmful,)
 
-    return descend(problem, settings, gradient).solution()
+    return best_of(problem, descent(problem, settings, gradient))
 
 
 def objective(settings: Balanced, cut: Cut) -> Objective:

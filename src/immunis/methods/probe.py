@@ -36,24 +36,20 @@ class NetworkSettings:
 
     Attributes:
         weight: weight of ρ, and of each further ρ below.
-        depths: number of places where ρ is taken, as a mean: the features, then the outputs of
-            the stages below the last, going down.
+        depths: number of places where ρ is taken: the features, then the stages below the last.
         ridge: damping of ρ relative to the mean eigenvalue.
-        floor: absolute damping of ρ. It keeps the solve stable when features collapse. ``even``
-            leaves rows short whose mean square is below it.
+        floor: absolute damping of ρ, which keeps the solve stable when features collapse.
         lift: number of random nonlinear features on which ρ is taken too, against kernels and
             small networks. A step needs more harmful rows than that.
         lift_ridge: damping of that ρ relative to the mean eigenvalue.
         even: take ρ of rows brought to one length too, as some attackers do.
         near: weight of ν, the share of the labels that a row's neighbours explain.
-        recall: also hide what the original's features say of the labels, in every ρ and ν: the
-            mean of both. The labels of a few rows can be learned by heart; this cannot. It needs
-            several times as many harmful rows as features.
+        recall: hide also what the original's features say of the labels, since labels of a few
+            rows can be learned by heart. It needs several times as many harmful rows as features.
         collapse: weight of a term that draws harmful features together. It carries over to new
             rows.
         distillation: weight of the divergence from the original's logits.
-        keep: weight of the distance of primary features from the original's. BatchNorm statistics
-            must be frozen, as they are by default.
+        keep: weight of the distance of primary features from the original's.
         hold: weight of a term that lets no direction of the primary features shrink. With
             ``keep`` it bounds κ(H_P). A step needs more primary rows than features.
         attacker_steps: number of simulated attacker steps before ρ is taken once more, against
@@ -76,7 +72,6 @@ class NetworkSettings:
     attacker_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         require_least(self, 1, "depths")
         require_least(self, 0, *(n for n in self.__dataclass_fields__ if n != "depths"))
 
@@ -134,22 +129,18 @@ def objective(settings: NetworkSettings, cut: Cut) -> Objective:
             found["hold"] = hold(view)
         return found
 
-    asked = {
-        "rho_attacked": settings.attacker_steps > 0,
-        "rho_lifted": settings.lift > 0,
-        "rho_even": settings.even,
-        "rho_even_lifted": settings.even and settings.lift > 0,
-    }
-    weights = dict.fromkeys(("rho", *(n for n, there in asked.items() if there)), settings.weight)
-    weights |= {
-        n: getattr(settings, n) for n in ("near", "collapse", "distillation", "keep", "hold")
-    }
+    attacked, lift = settings.attacker_steps > 0, settings.lift > 0
+    asked = {"rho": True, "rho_attacked": attacked, "rho_lifted": lift, "rho_even": settings.even}
+    asked["rho_even_lifted"] = settings.even and lift
+    weights = {name: settings.weight for name, there in asked.items() if there}
+    for name in ("near", "collapse", "distillation", "keep", "hold"):
+        weights[name] = getattr(settings, name)
     attacker = Attacker(lambda view: -mean_rho(view), settings.attacker_steps, ATTACKER_RATE)
     return Objective(
         terms,
         weights,
-        after=lambda view: {"rho_attacked": mean_rho(view)} if asked["rho_attacked"] else {},
-        attacker=attacker if asked["rho_attacked"] else None,
+        after=lambda view: {"rho_attacked": mean_rho(view)} if attacked else {},
+        attacker=attacker if attacked else None,
         layers=layers,
         teacher=max(settings.distillation, settings.keep, settings.hold) > 0,
         recall=settings.recall and max(settings.weight, settings.near) > 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from immunis.methods.base import Descent, LinearProblem, Method, Solution, descend
+from immunis.methods.base import Descent, LinearProblem, Method, Solution, best_of, descent
 from immunis.models.cut import Cut
 from immunis.theory.regularizers import feature_hessian, linear_hessian, r_ill, r_ill_gradient
 from immunis.training.objective import SUPERVISED, Balanced, Objective
@@ -12,12 +12,12 @@ from immunis.training.objective import SUPERVISED, Balanced, Objective
 
 def solve(problem: LinearProblem, settings: Descent) -> Solution:
     """Descend along ``K_H⁻¹∇_θ R_ill(H_H) = 2θ·∇_H R_ill``, as Algorithm 1 does."""
+    _, harmful = problem.moments
 
     def gradient(theta: Tensor) -> tuple[Tensor]:
-        hessian = linear_hessian(theta, problem.k_harmful)
-        return (2 * theta @ r_ill_gradient(hessian, problem.rank_harmful),)
+        return (2 * theta @ r_ill_gradient(linear_hessian(theta, harmful.k), harmful.rank),)
 
-    return descend(problem, settings, gradient).solution()
+    return best_of(problem, descent(problem, settings, gradient))
 
 
 def objective(settings: Balanced, cut: Cut) -> Objective:

@@ -31,7 +31,7 @@ from immunis.core.version import __version__
 from immunis.data.sources import Tasks
 from immunis.methods import get_method
 from immunis.methods.immunize import Immunized, check_foldable, immunize
-from immunis.methods.network import feature_gram
+from immunis.methods.record import feature_gram
 from immunis.models.find_head import cut
 from immunis.models.weights import load_weights
 from immunis.recipes.recipe import Recipe
