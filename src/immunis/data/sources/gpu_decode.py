@@ -26,23 +26,17 @@ END = b"\xff\xd9"  # of a complete JPEG
 AT_ONCE = 1 << 26  # pixels that are on the device at full size
 
 
-class Sample(NamedTuple):
-    """One image: its encoded bytes and pixel count, or its decoded pixels and 0."""
-
-    content: Tensor
-    pixels: int
-    label: int
-    name: str
+Sample = tuple[Tensor, int, int, str]  # encoded bytes, pixel count (0: decoded), label, name
 
 
 class Parcel(NamedTuple):
     """A batch of samples in one piece of memory, and the corrupt ones."""
 
     content: Tensor
-    lengths: list[int]
-    pixels: list[int]
+    lengths: Sequence[int]
+    pixels: Sequence[int]
     labels: Tensor
-    names: list[str]
+    names: Sequence[str]
     bad: list[Corrupt]
 
 
@@ -63,11 +57,11 @@ class Encoded(Dataset):
             return Corrupt.of(item.name, error)
         if count := _pixel_count(content):
             data = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
-            return Sample(data, count, item.label, item.name)
+            return data, count, item.label, item.name
         pixels = self.images.pixels(index)
         if isinstance(pixels, Corrupt):
             return pixels
-        return Sample(pixels.flatten(), 0, item.label, item.name)
+        return pixels.flatten(), 0, item.label, item.name
 
 
 def _pixel_count(content: bytes) -> int:
@@ -87,16 +81,12 @@ def _pixel_count(content: bytes) -> int:
 
 def packed(samples: list[Sample | Corrupt]) -> Parcel:
     """Collate samples, in a worker."""
-    good = [sample for sample in samples if isinstance(sample, Sample)]
-    empty = torch.empty(0, dtype=torch.uint8)
-    return Parcel(
-        torch.cat([sample.content for sample in good] or [empty]),
-        [len(sample.content) for sample in good],
-        [sample.pixels for sample in good],
-        torch.tensor([sample.label for sample in good]),
-        [sample.name for sample in good],
-        [sample for sample in samples if isinstance(sample, Corrupt)],
-    )
+    good = [sample for sample in samples if not isinstance(sample, Corrupt)]
+    bad = [sample for sample in samples if isinstance(sample, Corrupt)]
+    contents, pixels, labels, names = zip(*good, strict=True) if good else ((), (), (), ())
+    content = torch.cat([torch.empty(0, dtype=torch.uint8), *contents])
+    lengths = [len(part) for part in contents]
+    return Parcel(content, lengths, pixels, torch.tensor(labels), names, bad)
 
 
 class Decoder:
@@ -141,7 +131,7 @@ class Decoder:
         return found
 
     def _unpacked(self, parcel: Parcel) -> tuple[Batch | None, list[Corrupt]]:
-        contents, shape = parcel.content.split(parcel.lengths), (3, self.size, self.size)
+        contents, shape = parcel.content.split(list(parcel.lengths)), (3, self.size, self.size)
         pixels = torch.empty(len(contents), *shape, dtype=torch.uint8, device=self.device)
         bad: dict[int, Corrupt] = {}
         ends = list(itertools.accumulate(parcel.pixels))

@@ -54,10 +54,8 @@ class Item:
 
     def version(self) -> str:
         """Return what changes with the content: a hash, or a file's path, size and date."""
-        if isinstance(self.source, bytes):
-            return hashlib.sha256(self.source).hexdigest()
-        if not self.source.exists():
-            return "missing"
+        if isinstance(self.source, bytes) or not self.source.exists():
+            return self.key().hex()
         found = self.source.stat()
         return f"{self.source.resolve()} {found.st_size} {found.st_mtime_ns}"
 

@@ -1,7 +1,7 @@
-"""Decoded pixels kept on disk: equal to decoded ones, and never believed unchecked."""
+"""Decoded images, and pixels kept on disk: equal to decoded ones, never trusted unchecked."""
 
+import importlib.util
 import io
-import itertools
 import os
 import pickle
 from dataclasses import replace
@@ -13,11 +13,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from immunis.core.errors import InputError
+from immunis import InputError, SettingsError
 from immunis.data.corrupt import Corrupt
 from immunis.data.sources import image_dataset
+from immunis.data.sources.gpu_decode import Decoder
 from immunis.data.sources.image_dataset import Images, Item
-from immunis.data.sources.images import images
+from immunis.data.sources.image_layouts import read_images
 
 SIZE, ROW = 8, 4 + 3 * 8 * 8
 
@@ -67,6 +68,27 @@ def failing(which, error):
 def file_of(folder):
     (found,) = folder.iterdir()
     return found
+
+
+def test_pixels_are_cropped_at_the_centre_and_normalised(tmp_path):
+    pixels = np.zeros((8, 12, 3), dtype=np.uint8)
+    pixels[:, 2:10] = 255
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    Image.fromarray(pixels).save(tmp_path / "train" / "a" / "x.png")
+    x, _ = read_images(tmp_path, "train", 8)[0]
+    white = (1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+    assert torch.allclose(x, white[:, None, None].expand(3, 8, 8), atol=1e-5)
+
+
+def test_sixteen_bits_become_eight_and_thirty_two_are_refused(tmp_path):
+    place = tmp_path / "train" / "deep"
+    place.mkdir(parents=True)
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(ramp).save(place / "a.png")
+    Image.fromarray(ramp.astype(np.float32)).save(place / "b.tiff")
+    found = read_images(tmp_path, "train", 16)
+    assert torch.equal(found.pixels(0)[0].flatten(), torch.arange(256, dtype=torch.uint8))
+    assert "32 bits" in found[1].reason
 
 
 def test_an_image_is_decoded_once(plain, tmp_path, decodes):
@@ -133,7 +155,7 @@ def test_an_image_that_cannot_be_read_is_not_kept(plain, tmp_path):
     assert [isinstance(data[1], Corrupt) for _ in range(2)] == [True, True]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_fill_it_together(plain, tmp_path, context):
     data = plain.cached(tmp_path / "kept")
     loader = DataLoader(data, 2, num_workers=2, multiprocessing_context=context)
@@ -141,7 +163,7 @@ def test_workers_fill_it_together(plain, tmp_path, context):
     assert not any(data.cache.read(item) is None for item in data.items)
 
 
-def test_it_travels_without_its_descriptor(plain, tmp_path):
+def test_a_cache_can_be_pickled(plain, tmp_path):
     data = plain.cached(tmp_path / "kept")
     read(data)
     assert torch.equal(read(pickle.loads(pickle.dumps(data))), read(plain))
@@ -194,23 +216,7 @@ def test_two_images_of_one_name_are_kept_apart(tmp_path):
         assert torch.equal(read(data), read(Images(items, SIZE)))
 
 
-@pytest.mark.parametrize("memory", [True, False])
-def test_a_task_is_the_same_with_a_cache(tmp_path, memory, monkeypatch):
-    monkeypatch.setenv("IMMUNIS_CACHE", str(tmp_path / "kept"))
-    seeds = itertools.count()
-    for name in ("own", "harm"):
-        for split in ("train", "val"):
-            for label in ("a", "b"):
-                folder = tmp_path / name / split / label
-                folder.mkdir(parents=True)
-                for index in range(4):
-                    (folder / f"{index}.png").write_bytes(encoded(next(seeds)))
-    settings = {"size": SIZE, "memory": memory, "folder": str(tmp_path)}
-    expected = images("own", "harm", **settings)
-    for _ in range(2):
-        found = images("own", "harm", cache=True, **settings)
-        for part in ("primary", "harmful", "attacker"):
-            a, b = (getattr(tasks, part).train.tensors() for tasks in (expected, found))
-            assert torch.equal(a[0], b[0])
-            assert torch.equal(a[1], b[1])
-    assert len(list((tmp_path / "kept").iterdir())) == 4  # two splits of two sets
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="has torchvision")
+def test_decoding_on_the_device_says_what_it_needs():
+    with pytest.raises(SettingsError, match=r"immunis\[vision\]"):
+        Decoder(8, torch.device("cpu"))

@@ -1,14 +1,46 @@
-"""The files of the paper's two data sets: found, fetched, and refused if they do not fit."""
+"""House Prices as the paper encodes it."""
 
-import gzip
 import types
 
-import numpy as np
 import pytest
+import torch
 
-from immunis import InputError
-from immunis.data.sources.house_prices import SHA256, find_or_fetch, released_split
-from immunis.data.sources.mnist import mnist_hashes, mnist_images
+from immunis import InputError, Spectrum, reference_condition_number
+from immunis.data.sources import house_prices
+from immunis.data.sources.house_prices import (
+    SHA256,
+    encode,
+    find_or_fetch,
+    read_table,
+    released_split,
+)
+from immunis.theory.gram import gram_of
+
+
+def test_house_prices_as_in_the_paper(data_folder, quiet_rank):
+    tasks = house_prices(data_folder)
+    assert tasks.primary.input_shape == (79,)
+    sizes = [len(t.train.tensors()[0]) for t in tasks[:3]]
+    assert sizes == [247, 690, 230]
+    table = read_table(data_folder / "house_prices" / "train.csv")
+    zone = table["MSZoning"] == "RL"
+    x, y = encode(table, ~zone, "LotArea", None)
+    assert x.shape == (309, 79)
+    assert abs(x.mean(0)).max() < 1e-12
+    assert y.std(ddof=1) == pytest.approx(1)
+
+
+def test_theory_section_4_the_released_kappa_is_a_noise_floor_on_house_prices(data_folder):
+    """First 200 rows: released κ about 2e9 for both; honest κ 8e3 and 2e5 at rank 74."""
+    table = read_table(data_folder / "house_prices" / "train.csv")
+    zone = table["MSZoning"] == "RL"
+    found = []
+    for keep, target in ((~zone, "LotArea"), (zone, "SalePrice")):
+        moments = gram_of(torch.from_numpy(encode(table, keep, target, 200)[0]))
+        spectrum = Spectrum.of(moments)
+        assert spectrum.rank == 74
+        found += [spectrum.condition_number, reference_condition_number(moments.matrix())]
+    assert found == pytest.approx([7.8e3, 1.76e9, 2.0e5, 1.95e9], rel=0.05)
 
 
 def test_a_missing_table_names_the_hash_and_how_to_get_it(tmp_path, monkeypatch):
@@ -47,6 +79,7 @@ def test_the_table_is_fetched_once_and_kept(house_folder, tmp_path, monkeypatch)
     ("text", "says"),
     [
         ("", "MSZoning"),
+        ("Id,MSZoning\n1,RL\n", "found no LotArea and no SalePrice"),
         ("Id,MSZoning,LotArea\n1,RL,2\n", "found no SalePrice"),
         ("MSZoning,LotArea,SalePrice\nRL,1,2\nRM,3\n", "line 3 is cut short"),
         ("MSZoning,LotArea,SalePrice\nRL,1,2\nRM,x,3\n", "line 3 has 'x' in column LotArea"),
@@ -62,31 +95,3 @@ def test_tables_that_do_not_fit_are_said(tmp_path, text, says):
     (tmp_path / "train.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="not a readable CSV"):
         released_split(tmp_path / "train.csv")
-
-
-def test_mnist_files_that_do_not_fit_name_the_hash(mnist_folder, tmp_path):
-    target = tmp_path / "mnist"
-    target.mkdir()
-    with pytest.raises(InputError, match=r"looked for .*t10k-images.*sha256 0fa7898d"):
-        mnist_images(False, tmp_path)
-    for path in (mnist_folder / "mnist").iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-    name = target / "t10k-labels-idx1-ubyte.gz"
-    whole = name.read_bytes()
-    name.write_bytes(whole[:30])
-    with pytest.raises(InputError, match=r"t10k-labels.* is damaged.*sha256 ff7bcfd4"):
-        mnist_images(False, tmp_path)
-    name.write_bytes(gzip.compress(gzip.decompress(whole)[:-5]))
-    with pytest.raises(InputError, match=r"truncated.*sha256 ff7bcfd4"):
-        mnist_images(False, tmp_path)
-
-
-def test_unpacked_mnist_files_are_read_as_well(mnist_folder, tmp_path):
-    (tmp_path / "mnist").mkdir()
-    for path in (mnist_folder / "mnist").iterdir():
-        (tmp_path / "mnist" / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-    for packed, unpacked in zip(
-        mnist_images(True, mnist_folder), mnist_images(True, tmp_path), strict=True
-    ):
-        assert np.array_equal(packed, unpacked)
-    assert mnist_hashes(mnist_folder) == mnist_hashes(tmp_path)
