@@ -59,7 +59,7 @@ def main() -> int:
     except InputError as error:
         print(f"left out: {error}")
         return 0
-    tasks = [digits.digit_task(*digits.alone((images, labels), digit)) for digit in PAIR]
+    tasks = [digits.digit_task((images, labels), digit) for digit in PAIR]
     count = min(len(task.images) for task in tasks)
     pixels = [torch.from_numpy(standardised(task.images[:count])) for task in tasks]
     basis = digits.joint_basis(*(task.gram for task in tasks))

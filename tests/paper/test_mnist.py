@@ -39,7 +39,7 @@ def test_both_protocols_have_rows_maps_and_counts(mnist_record):
 
 @pytest.mark.filterwarnings("ignore:.*not the original")
 def test_jobs_can_be_sent_to_other_processes(mnist_folder, small_mnist):
-    jobs = planned("mnist", mnist_folder, small_mnist).jobs
+    jobs, _, _ = planned("mnist", mnist_folder, small_mnist)
     assert Counter(job.kind for job in jobs.values()) == {
         "paper": 4,
         "paper, closed form": 2,

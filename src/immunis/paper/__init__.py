@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from immunis.core.errors import SettingsError, unknown
 from immunis.core.files import release
@@ -47,29 +47,20 @@ def settings_of(
     return dataclasses.replace(module.QUICK if quick else module.Settings(), **changed)
 
 
-class Plan(NamedTuple):
-    """The jobs of an experiment, the data they use, and what a record says of it."""
-
-    jobs: dict[str, Job]
-    source: Any
-    description: dict[str, Any]
-
-
 def planned(
-    experiment: str, data: str | Path | None = None, settings: Any = None, fetch: bool = False
-) -> Plan:
-    """Return what ``reproduce`` would run with the same arguments."""
-    module, settings = EXPERIMENTS[experiment], settings or settings_of(experiment)
+    experiment: str, data: str | Path | None, settings: Any, fetch: bool = False
+) -> tuple[dict[str, Job], Any, dict[str, Any]]:
+    """Return the jobs that ``reproduce`` runs, their data, and what a record says of it."""
     if fetch and experiment != "house-prices":
         raise SettingsError(f"fetch is for house-prices, not for {experiment}.")
     if fetch:
         find_or_fetch(data, fetch=True)
-    source, description = module.read(data)
+    source, description = EXPERIMENTS[experiment].read(data)
     jobs = {
         key_of(__version__, experiment, *parts, description): job
-        for parts, job in module.jobs(source, settings)
+        for parts, job in EXPERIMENTS[experiment].jobs(source, settings)
     }
-    return Plan(jobs, source, description)
+    return jobs, source, description
 
 
 def reproduce(

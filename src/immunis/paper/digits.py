@@ -17,8 +17,8 @@ from torch import Tensor
 
 from immunis.attacks.contract import Data, Samples
 from immunis.core.errors import InputError
-from immunis.data.sources.digits import check_apart
 from immunis.data.sources.mnist import standardised
+from immunis.data.task import target_matrix
 from immunis.theory.gram import Gram, gram_of
 from immunis.theory.spectrum import eigh, relative_cutoff
 
@@ -34,17 +34,14 @@ class DigitTask(NamedTuple):
     gram: Gram
 
 
-def digit_task(images: np.ndarray, labels: np.ndarray) -> DigitTask:
-    """Collect the moments of a task, once for all its pairs."""
-    hot = np.eye(int(labels.max()) + 1)[labels]
-    moments = gram_of(torch.from_numpy(standardised(images)), torch.from_numpy(hot))
-    return DigitTask(images, labels, moments)
-
-
-def alone(data: Labelled, digit: int) -> Labelled:
-    """Return every image of one digit, with labels 0."""
+def digit_task(data: Labelled, digit: int, part: int | None = None) -> DigitTask:
+    """Return a digit alone, with labels 0, or a digit against the rest in a third of the images."""
     images = data[0][data[1] == digit]
-    return images, np.zeros(len(images), np.int64)
+    labels = np.zeros(len(images), np.int64)
+    if part is not None:
+        images, labels = against_rest(data, digit, part)
+    hot = target_matrix(torch.from_numpy(labels), "classification", int(labels.max()) + 1)
+    return DigitTask(images, labels, gram_of(torch.from_numpy(standardised(images)), hot))
 
 
 def against_rest(data: Labelled, digit: int, part: int | None = None) -> Labelled:
@@ -70,16 +67,9 @@ def read_pairs(text: str) -> tuple[tuple[int, int], ...]:
     >>> read_pairs("3-7, 0-1")
     ((3, 7), (0, 1))
     """
-    pairs = []
-    for part in text.split(","):
-        digits = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", part)
-        if digits is None:
-            raise InputError(
-                f"{part.strip()!r} is not a pair of digits; write PRIMARY-HARMFUL, as in 3-7,0-1."
-            )
-        pairs.append((int(digits[1]), int(digits[2])))
-        check_apart(*([digit] for digit in pairs[-1]))
-    return tuple(dict.fromkeys(pairs))
+    if not re.fullmatch(r"\s*\d-\d\s*(,\s*\d-\d\s*)*", text):
+        raise InputError(f"{text!r}: expected pairs of digits PRIMARY-HARMFUL, as in 3-7,0-1.")
+    return tuple(dict.fromkeys((int(p), int(h)) for p, h in re.findall(r"(\d)-(\d)", text)))
 
 
 def joint_basis(primary: Gram, harmful: Gram) -> Tensor:

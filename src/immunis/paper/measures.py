@@ -123,10 +123,7 @@ def attack(theta: Tensor, samples: Samples, budget: int, seed: int) -> dict[str,
     train, test = (torch.from_numpy(d.inputs).double() for d in (samples.train, samples.test))
     arena = Arena(
         cut(theta, train[:2], name="θ"),
-        samples.kind,
-        samples.outputs,
-        samples.train,
-        samples.test,
+        **vars(samples),
         cache={"": (array_of(train @ theta), array_of(test @ theta))},
         extraction_flops=2.0 * theta.numel(),
         budget=budget,

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from immunis.data.sources.digits import check_apart
 from immunis.data.sources.mnist import SHA256, mnist_hashes, mnist_images
 from immunis.data.task import Task
 from immunis.paper import digits, released_loop
-from immunis.paper.digits import ATTACKER, DEFENDER, PRIMARY, DigitTask, Labelled
+from immunis.paper.digits import ATTACKER, DEFENDER, PRIMARY, DigitTask, Labelled, against_rest
 from immunis.paper.measures import ATTACKS, KINDS, Pair, attack, paid
 from immunis.paper.published import LARGE, compare, printed
 from immunis.paper.rows import IDENTITY, ROWS, problem_of, run_method
@@ -70,15 +71,8 @@ class Settings:
         whole(self.attack_rows, "attack_rows", 20)
 
 
-QUICK = Settings(
-    pairs=((3, 7), (7, 3), (0, 1), (1, 0), (4, 9), (5, 8)),
-    seeds=1,
-    epochs=1,
-    plain_seeds=0,
-    table_seeds=0,
-    attack_rows=500,
-    budget=20,
-)
+SIX = ((3, 7), (7, 3), (0, 1), (1, 0), (4, 9), (5, 8))
+QUICK = Settings(SIX, 1, epochs=1, plain_seeds=0, table_seeds=0, attack_rows=500, budget=20)
 
 
 class Line(NamedTuple):
@@ -120,31 +114,26 @@ def jobs(images: Images, settings: Settings) -> Iterator[tuple[tuple[Any, ...], 
     Every pair comes once before any comes again, so an early stop leaves a whole table.
     """
     train, test = images
-    used = sorted({digit for pair in settings.pairs for digit in pair})
-    alone = {digit: digits.digit_task(*digits.alone(train, digit)) for digit in used}
-    rest = {
-        (digit, part): digits.digit_task(*digits.against_rest(train, digit, part))
-        for digit in used
-        for part in (PRIMARY, DEFENDER)
-    }
-    attackers = {
-        digit: (digits.against_rest(train, digit, ATTACKER), digits.against_rest(test, digit))
-        for digit in used
-    }
     extent = ("pairs", "seeds", "binary_seeds", "plain_seeds", "table_seeds")  # how many runs
     same = {k: v for k, v in dataclasses.asdict(settings).items() if k not in extent}
+
+    @cache  # once for all pairs of a digit
+    def task(digit: int, part: int | None = None) -> DigitTask:
+        return digits.digit_task(train, digit, part)
+
+    @cache
+    def attacker(digit: int) -> tuple[Labelled, Labelled]:
+        return against_rest(train, digit, ATTACKER), against_rest(test, digit)
 
     def job(
         kind: str, protocol: str, pair: tuple[int, int], seed: int | None, lines: Sequence[Line]
     ) -> tuple[tuple[Any, ...], Job]:
-        p, h = pair
-        both, attacker = (alone[p], alone[h]), None
+        (p, h), tasks, own = pair, (task(pair[0]), task(pair[1])), None
         if protocol == "binary":
-            both, attacker = (rest[p, PRIMARY], rest[h, DEFENDER]), attackers[h]
-        arguments = (protocol, pair, seed, lines, settings, both, attacker)
-        return (protocol, pair, seed, lines, same), Job(
-            run_pair, arguments, f"{kind}: {p} against {h}"
-        )
+            tasks, own = (task(p, PRIMARY), task(h, DEFENDER)), attacker(h)
+        arguments = (protocol, pair, seed, lines, settings, tasks, own)
+        label = f"{kind}: {p} against {h}"
+        return (protocol, pair, seed, lines, same), Job(run_pair, arguments, label)
 
     drawn = _lines(settings, "r_ill", "imma", "opt_log_kappa", "algorithm_1")
     seeds = {"paper": settings.seeds, "binary": settings.binary_seeds}
@@ -297,30 +286,24 @@ def _count(cells: Sequence[Sequence[float | None]]) -> dict[str, int]:
 
 def _attacked(runs: Runs, name: str) -> dict[str, Any]:
     """Return what each attack reaches over the pairs: mean accuracy by step, and its cost."""
-    found = {
-        which: [(tuple(run["pair"]), run["methods"].get(which, {}).get("attacks")) for run in runs]
-        for which in (IDENTITY, name)
-    }
-    inputs = {pair: attacks for pair, attacks in found[IDENTITY] if attacks}
-    each = [
-        paid({IDENTITY: [inputs[pair]], name: [attacks]}, IDENTITY, 0.5)[name]
-        for pair, attacks in found[name]
-        if attacks and pair in inputs
-    ]
+    inputs = {tuple(r["pair"]): r["methods"][IDENTITY] for r in runs if IDENTITY in r["methods"]}
+    each = []
+    for run in runs:
+        found = run["methods"].get(name, {})
+        if "attacks" in found:
+            both = {IDENTITY: [inputs[tuple(run["pair"])]["attacks"]], name: [found["attacks"]]}
+            each.append(paid(both, IDENTITY, 0.5)[name])
     summary = {}
     for which in ATTACKS:
         good = [row[which] for row in each if "score" in row[which]]
         if good:
-            curves = np.mean([[p["median"] for p in row["curve"]] for row in good], axis=0)
+            means = np.mean([[p["median"] for p in row["curve"]] for row in good], axis=0).tolist()
             steps = [point["steps"] for point in good[0]["curve"]]
             scores = [row["score"]["median"] for row in good]
             summary[which] = {
                 "score": {"mean": float(np.mean(scores)), "low": min(scores), "high": max(scores)},
                 "multiplier": float(np.median([row["multiplier"] for row in good])),
-                "curve": [
-                    {"steps": step, "mean": float(mean)}
-                    for step, mean in zip(steps, curves, strict=True)
-                ],
+                "curve": [{"steps": s, "mean": m} for s, m in zip(steps, means, strict=True)],
                 "runs": len(good),
             }
     return summary

@@ -105,10 +105,10 @@ def run_method(
         name: a key of ``ROWS``.
         problem: from ``problem_of``.
         loop: settings of the released loop; a row replaces the objective.
-        epochs: where to stop, rising; a closed form has one stop, ``CLOSED``, which is kept.
+        epochs: where to stop, rising; a closed form stops once, at ``CLOSED``.
         pair: measures θ.
-        keep: those of ``epochs`` that get a cell.
-        more: what else to measure of θ there.
+        keep: the stops that get a cell, besides ``CLOSED``.
+        more: measures what else a cell holds.
     """
     row, path = ROWS[name], []
     cells: dict[str, Any] = {}
@@ -144,17 +144,15 @@ def _stops(
         except (InputError, NumericalError) as error:
             yield from ((stop, error) for stop in left)
         return
-    problem = dataclasses.replace(problem, theta=start)
     for stop in epochs:  # a run for each, since a method of the registry stops early by itself
         try:
-            yield stop, _solved(row, problem, loop, stop)
+            yield stop, _solved(row, start, problem, loop, stop) if row.method else start
         except (InputError, NumericalError) as error:
             yield stop, error
 
 
-def _solved(row: Row, problem: LinearProblem, loop: Loop, epochs: int) -> Tensor:
-    if not row.method:
-        return problem.theta
+def _solved(row: Row, start: Tensor, problem: LinearProblem, loop: Loop, epochs: int) -> Tensor:
     method = get_method(row.method)
     assert method.solve is not None
-    return method.solve(problem, method.configure(row.settings(loop, epochs))).theta
+    chosen = method.configure(row.settings(loop, epochs))
+    return method.solve(dataclasses.replace(problem, theta=start), chosen).theta

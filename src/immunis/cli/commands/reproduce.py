@@ -54,7 +54,7 @@ def reproduce(
     chosen = settings_of(experiment, quick, seeds, None if pairs is None else read_pairs(pairs))
     if dry_run:
         plan = partial(planned, experiment, data, chosen, fetch)
-        estimate(experiment, json, lambda: estimate_jobs(plan().jobs, workers))
+        estimate(experiment, json, lambda: estimate_jobs(plan()[0], workers))
         return
     name = f"{experiment}-quick" if quick else experiment
     folder = take(output or f"immunis-runs/reproduce-{name}", "reproduce")
