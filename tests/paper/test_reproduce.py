@@ -127,5 +127,4 @@ def test_an_interrupted_command_says_how_to_go_on(run, house_folder, monkeypatch
     monkeypatch.setattr(jobs, "_run", interrupted)
     done = run("reproduce", "house-prices", "--data", house_folder)
     assert done.returncode == 130
-    assert "goes on from there" in done.stderr
-    assert f"immunis reproduce house-prices --data {house_folder}" in done.stderr
+    assert f"continue with: immunis reproduce house-prices --data {house_folder}" in done.stderr
