@@ -14,7 +14,7 @@ from immunis.report.card import render
 
 
 def sample(**figures):
-    return Record(kind="measure", name="x", figures=figures, seed=1)
+    return Record(kind="bench", name="x", figures=figures, seed=1)
 
 
 def test_round_trip_keeps_special_floats(tmp_path):

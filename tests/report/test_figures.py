@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+import immunis.paper.figures  # noqa: F401 - adds those of a reproduction
 from helpers import RESULTS
 from immunis import InputError, Record, immunize, measure
-from immunis.report.figures import norm_ratios, overview, spectra
-from immunis.report.gallery import drawings, write_figures
+from immunis.report.figures import figures_of, norm_ratios, overview, spectra, write_figures
 from immunis.report.query import outlines
 
 AUDIT = {"cost", "scores", "advantage", "curves"}
@@ -31,28 +31,28 @@ def test_figures_are_png_or_pdf_name_their_record_and_are_the_same_each_time():
 
 
 def test_every_kind_of_record_has_its_figures(pair):
-    assert set(drawings(record("demo"))) == {"overview", "spectra", "norm_ratios"}
-    assert set(drawings(record("audit-digit-parity"))) == AUDIT | {"spectra"}
+    assert set(figures_of(record("demo"))) == {"overview", "spectra", "norm_ratios"}
+    assert set(figures_of(record("audit-digit-parity"))) == AUDIT | {"spectra"}
     older = record("audit-digit-parity")
     for row in older.figures["models"].values():
         del row["spectra"]
-    assert set(drawings(older)) == AUDIT  # as before records kept spectra
-    assert "heat-maps" in drawings(record("reproduce-mnist"))
+    assert set(figures_of(older)) == AUDIT  # as before records kept spectra
+    assert "heat-maps" in figures_of(record("reproduce-mnist"))
     linear = immunize(torch.eye(5), *pair, "erase").record
-    assert set(drawings(linear)) == {"spectra"}
+    assert set(figures_of(linear)) == {"spectra"}
     network = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).eval()
     how = {"layers": ["0"], "steps": 2, "batch": 16, "harmful_batch": 30}
     trained = immunize(network, *pair, "probe", training=how).record
-    assert set(drawings(trained)) == {"spectra", "history"}
-    for draw in drawings(trained).values():
+    assert set(figures_of(trained)) == {"spectra", "history"}
+    for draw in figures_of(trained).values():
         assert draw(trained)[:4] == b"\x89PNG"
     with pytest.raises(InputError, match="has no figures"):
-        drawings(measure(*pair).record)
+        figures_of(measure(*pair).record)
 
 
 def test_figures_of_an_audit_are_drawn_whatever_it_lacks(tmp_path):
     audit = record("audit-digit-parity")
-    for draw in drawings(audit).values():
+    for draw in figures_of(audit).values():
         assert draw(audit)[:4] == b"\x89PNG"
     values = json.loads(audit.to_json())
     values["figures"]["attacks"] = {
@@ -62,8 +62,8 @@ def test_figures_of_an_audit_are_drawn_whatever_it_lacks(tmp_path):
     path = tmp_path / "bare.json"
     path.write_text(json.dumps(values))
     bare = Record.load(path)
-    assert set(drawings(bare)) == AUDIT - {"advantage", "curves"} | {"spectra"}
-    for draw in drawings(bare).values():
+    assert set(figures_of(bare)) == AUDIT - {"advantage", "curves"} | {"spectra"}
+    for draw in figures_of(bare).values():
         assert draw(bare)[:4] == b"\x89PNG"
 
 
@@ -80,7 +80,8 @@ def test_long_spectra_are_thinned_and_keep_both_ends(pair):
 
 
 def test_figures_of_several_records_are_told_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr("immunis.report.gallery.drawings", lambda r: {"one": lambda r, kind: b"x"})
+    one = {"one": lambda record, kind: b"x"}
+    monkeypatch.setattr("immunis.report.figures.figures_of", lambda record: one)
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         shutil.copy(RESULTS / "demo.json", tmp_path / folder / "record.json")
@@ -97,6 +98,6 @@ def test_figures_of_several_records_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.undo()
     path = tmp_path / "hollow.json"
     path.write_text(json.dumps({"kind": "reproduce", "name": "x", "figures": {}, "schema": 1}))
-    with pytest.raises(InputError, match="lacks what its figure shows"):
+    with pytest.raises(InputError, match="name is 'x'; expected 'house-prices' or 'mnist'"):
         write_figures([path], tmp_path / "y")
     assert not (tmp_path / "y").exists()

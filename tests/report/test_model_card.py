@@ -51,13 +51,13 @@ def test_the_model_card_of_an_audit_holds_its_facts(audited):
 
 def test_what_training_said_of_itself_is_told(pair):
     record = Record.load(RESULTS / "audit-tiny-imagenet-cars-vit-recall.json")
-    told = "Told by 3 of 3 trainings of probe-recall: no evaluation kept"
+    told = "3 of 3 trainings of probe-recall report: no evaluation kept"
     assert told in model_card(record) and told in render(record)
-    record.figures["training"]["probe-recall"][0] = None  # lost, as lineup.variants says
+    record.figures["training"]["probe-recall"][0] = None  # lost
     assert told.replace("3 of", "2 of") in model_card(record)
     done = immunize(torch.eye(5), *pair, "erase").record
     done.figures["details"]["notes"] = ["few rows"]
-    assert "Told by the training: few rows" in model_card(done)
+    assert "The training reports: few rows" in model_card(done)
 
 
 def test_ranks_are_shown_and_that_they_changed_is_said(pair):
@@ -117,5 +117,5 @@ def test_other_records_have_no_model_card(pair):
     with pytest.raises(InputError, match="at least one"):
         model_card()
     broken = immunize(torch.eye(5), *pair, "erase").record
-    with pytest.raises(InputError, match="lacks what its model card shows"):
+    with pytest.raises(InputError, match="figures\\.\\S+ is missing; expected"):
         model_card(dataclasses.replace(broken, figures={}))

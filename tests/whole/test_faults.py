@@ -316,7 +316,7 @@ def flip(path, place=-3):
 
 
 def test_damaged_records_and_weights_are_named_and_refused(tmp_path):
-    path = Record("measure", "x", {"rir": 12.5}).save(tmp_path / "record.json")
+    path = Record("bench", "x", {"rir": 12.5}).save(tmp_path / "record.json")
     path.write_text(path.read_text().replace("12.5", "99.5"))
     with pytest.raises(InputError, match=r"record\.json does not match its checksum"):
         Record.load(path)
@@ -405,7 +405,7 @@ def test_the_lock_leaves_no_folder_behind(tmp_path):
 
 
 def test_a_saved_record_is_json_with_its_digest(tmp_path):
-    record = Record("measure", "x", {"nan": float("nan")})
+    record = Record("bench", "x", {"nan": float("nan")})
     values = json.loads(record.save(tmp_path / "r.json").read_text())
     assert values.pop("checksum") == record.digest() == Record.load(tmp_path / "r.json").digest()
     assert values == record.to_dict()

@@ -22,8 +22,9 @@ import torch
 from immunis.core.errors import InputError, SettingsError
 from immunis.core.files import make_folder, sealed, unsealed, write_text
 from immunis.core.progress import Progress, silent
-from immunis.core.records import plain, special
+from immunis.core.records import plain
 from immunis.core.settings import check, whole
+from immunis.core.shape_check import special
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
 

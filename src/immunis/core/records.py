@@ -22,13 +22,13 @@ from typing import Any
 
 from immunis.core.errors import InputError
 from immunis.core.files import checksum, sealed, unsealed, write_text
+from immunis.core.shape_check import shaped_record
 
 SCHEMA = 1
 PACKAGES = ("immunis", "torch", "numpy", "scipy", "scikit-learn")
 _CONTROL = re.compile(  # moves a cursor, turns text around, or is half of a character
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_SPECIAL = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Record:
 
     kind: str
     name: str
-    figures: Mapping[str, Any]
+    figures: Any  # plain values, shaped by the kind: immunis.core.shapes
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
@@ -71,6 +71,14 @@ class Record:
         """Return the same record with more settings."""
         return dataclasses.replace(self, settings={**self.settings, **settings})
 
+    def checked(self) -> Record:
+        """Return the record with plain values that fit the shape of its kind.
+
+        Raises:
+            InputError: for a value that does not fit, naming its path.
+        """
+        return Record(**shaped_record(self.to_dict()))
+
     def digest(self) -> str:
         """SHA-256 of the record's JSON."""
         return checksum(self.to_dict())
@@ -97,8 +105,10 @@ class Record:
                 f"{path} has schema {schema!r}; this version reads 1 to {SCHEMA}. "
                 f"{'Upgrade immunis.' if newer else 'Run it again with this version.'}"
             )
-        values = {key: special(value) for key, value in values.items() if key in known}
-        return cls(**_migrated(values))
+        try:
+            return cls(**shaped_record(_migrated({k: values[k] for k in values if k in known})))
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
 
 
 def printable(text: str) -> str:
@@ -150,15 +160,6 @@ def _migrated(values: dict[str, Any]) -> dict[str, Any]:
         for name in ("rir_against_inputs", "ceiling_against_inputs"):
             figures.setdefault(name, None)
     return values
-
-
-def special(value: Any) -> Any:
-    """Give back the floats that ``plain`` made strings of."""
-    if isinstance(value, dict):
-        return {key: special(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [special(item) for item in value]
-    return _SPECIAL.get(value, value) if isinstance(value, str) else value
 
 
 def installed_versions() -> dict[str, str]:

@@ -133,7 +133,7 @@ def _overview(
     left.set_yticks(list(places), [*names, "identity (no defence)"], fontsize=8)
     reads = [*(row["attacks"] for row in rows), identity]
     height = 0.8 / (len(steps) + 1)
-    colours = [*("#fdd0a2", "#fd8d3c", "#a63603")[: len(steps)], "#222222"]
+    colours = [*style.DEPTHS[: len(steps)], style.DEPTHS[-1]]
     for index, (step, colour) in enumerate(zip([*steps, None], colours, strict=True)):
         values = [scale * max(_reach(read, step, statistics[1]), 0.0) for read in reads]
         where = [place + 0.4 - height * (index + 0.5) for place in places]

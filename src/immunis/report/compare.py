@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from immunis.core.errors import InputError
 from immunis.core.records import Record
+from immunis.core.shapes import AuditFigures, ImmunizeFigures
 from immunis.report.format import Table, number, percent
 from immunis.report.query import defended
 from immunis.report.text import change, harmful_score
 
 KINDS = ("audit", "immunize")
 MOST_COLUMNS = 4
+ROWS = [
+    "",
+    "help the worst attack keeps",
+    "worst attack",
+    "it reaches",
+    "above untrained features",
+    "it pays (steps, ×)",
+    "primary",
+    "RIR",
+    "κ, primary",
+    "κ, harmful",
+    "ρ",
+    "attacks, steps, seeds",
+]
 
 
 class Comparison(NamedTuple):
-    """A table of models, and notes on what differs besides them."""
+    """A table of models, and notes on what else differs."""
 
     table: Table
     notes: list[str]
@@ -27,7 +42,7 @@ def compare(records: Sequence[Record]) -> Comparison:
     """Put the models of several records beside each other.
 
     Raises:
-        InputError: for kinds of records that say different things, or one record given twice.
+        InputError: for kinds of records that cannot be compared, or one record given twice.
     """
     for record in records:
         if record.kind not in KINDS:
@@ -35,114 +50,79 @@ def compare(records: Sequence[Record]) -> Comparison:
                 f"a record of kind {record.kind!r} cannot be compared with others; "
                 f"{' and '.join(KINDS)} can. Make a card of it alone."
             )
-    digests = [record.digest() for record in records]
-    if len(set(digests)) < len(digests):
+    if len({record.digest() for record in records}) < len(records):
         raise InputError("the same record came twice; there is nothing to compare.")
-    columns = [
-        (place, record, name) for place, record in enumerate(records, 1) for name in _models(record)
-    ]
-    heads = [f"{name} ({place})" for place, _, name in columns]
-    rows = [[what, *(cell(r, name) for _, r, name in columns)] for what, cell in ROWS.items()]
-    if len(columns) > MOST_COLUMNS:  # a row each reads better then
-        head, *rows = map(list, zip(["", *heads], *rows, strict=True))
-        return Comparison(Table("side by side", head, rows), _notes(records))
-    return Comparison(Table("side by side", ["", *heads], rows), _notes(records))
-
-
-def _models(record: Record) -> list[str]:
-    if record.kind == "immunize":
-        return [str(record.settings["method"])]
-    return defended(record) or [record.settings["original"]]
-
-
-def _audited(read: Callable[[Record, str, Any, Any], str], otherwise: str = "–") -> Any:
-    """A cell of an audit, read from the record, the model's row and its worst case."""
-
-    def cell(record: Record, name: str) -> str:
-        if record.kind != "audit":
-            return otherwise
-        f = record.figures
-        return read(record, name, f["models"][name], f["worst_case"][name])
-
-    return cell
-
-
-def _verdict(record: Record, name: str, row: Any, case: Any) -> str:
-    if case["broken"]:
-        return "broken, not immune"
-    kept = case["residual_advantage"]
-    return "cannot be ranked" if math.isnan(kept) else f"{100 * kept:.0f}%"
-
-
-def _primary(record: Record, name: str) -> str:
-    f = record.figures
-    if record.kind == "immunize":
-        before, after = f["primary_score"]["before"], f["primary_score"]["after"]
+    columns = [ROWS]
+    for place, record in enumerate(records, 1):
+        if record.kind == "immunize":
+            columns.append(_immunized(record, place))
+        else:
+            names = defended(record) or [record.settings["original"]]
+            columns += [_audited(record, place, name) for name in names]
+    if len(columns) > MOST_COLUMNS + 1:
+        head, *rows = columns
     else:
-        before = f["models"][record.settings["original"]]["primary"]
-        after = f["models"][name]["primary"]
+        head, *rows = map(list, zip(*columns, strict=True))
+    return Comparison(Table("side by side", head, rows), _notes(records))
+
+
+def _immunized(record: Record, place: int) -> list[str]:
+    f: ImmunizeFigures = record.figures
+    score, spectra = f["primary_score"], f["spectra"]
+    cheap = [
+        f["rir"]["value"],
+        spectra["primary"]["after"]["condition_number"],
+        spectra["harmful"]["after"]["condition_number"],
+        f["rho"]["after"],
+    ]
+    primary = _primary(record, score["after"], score["before"])
+    head = f"{record.settings['method']} ({place})"
+    return [head, "no attacker run", *["–"] * 4, primary, *map(number, cheap), "–"]
+
+
+def _audited(record: Record, place: int, name: str) -> list[str]:
+    f: AuditFigures = record.figures
+    row, case = f["models"][name], f["worst_case"][name]
+    kept = case["residual_advantage"]
+    return [
+        f"{name} ({place})",
+        "broken, not immune"
+        if case["broken"]
+        else "cannot be ranked"
+        if math.isnan(kept)
+        else f"{100 * kept:.0f}%",
+        case["attack"] or "–",
+        harmful_score(record, case["accuracy"]),
+        f"{percent(case.get('gain', math.nan))} points",
+        number((case.get("multiplier") or {}).get("steps")),
+        _primary(record, row["primary"], f["models"][record.settings["original"]]["primary"]),
+        *map(number, (row["rir"], row["kappa_primary"], row["kappa_harmful"], row["rho"])),
+        f"{case['attacks']}, {number(record.settings['budget'])}, {record.settings['seeds']}",
+    ]
+
+
+def _primary(record: Record, after: float | None, before: float | None) -> str:
     return change(record, after, before).removeprefix("primary ").removeprefix("accuracy ")
 
 
-def _cheap(in_audit: str, in_immunize: Callable[[Any], Any]) -> Callable[[Record, str], str]:
-    def cell(record: Record, name: str) -> str:
-        f = record.figures
-        found = in_immunize(f) if record.kind == "immunize" else f["models"][name][in_audit]
-        return number(found)
-
-    return cell
-
-
-def _kappa(role: str) -> Callable[[Record, str], str]:
-    return _cheap(f"kappa_{role}", lambda f: f["spectra"][role]["after"]["condition_number"])
-
-
-ROWS: dict[str, Callable[[Record, str], str]] = {
-    "help the worst attack keeps": _audited(_verdict, "no attacker run"),
-    "worst attack": _audited(lambda record, name, row, case: case["attack"] or "–"),
-    "it reaches": _audited(lambda record, name, row, case: harmful_score(record, case["accuracy"])),
-    "over untrained features": _audited(
-        lambda record, name, row, case: f"{percent(case.get('gain', math.nan))} points"
-    ),
-    "it pays (steps, ×)": _audited(
-        lambda record, name, row, case: number((case.get("multiplier") or {}).get("steps"))
-    ),
-    "primary": _primary,
-    "RIR": _cheap("rir", lambda f: f["rir"]["value"]),
-    "κ, primary": _kappa("primary"),
-    "κ, harmful": _kappa("harmful"),
-    "ρ": _cheap("rho", lambda f: f["rho"]["after"]),
-    "attacks, steps, repeats": _audited(
-        lambda record, name, row, case: (
-            f"{case['attacks']}, {number(record.settings['budget'])}, {record.settings['seeds']}"
-        )
-    ),
-}
-
-
 def _notes(records: Sequence[Record]) -> list[str]:
-    """What differs between the records besides their models."""
+    """Return what differs between the records besides their models."""
     audits = [record for record in records if record.kind == "audit"]
-    checks: dict[str, tuple[Sequence[Record], Callable[[Record], Any]]] = {
-        "primary data": (records, lambda r: [r.data["primary"][k] for k in ("train", "test")]),
-        "the attacker's data": (audits, lambda r: r.data["attacker"]["train"]),
-        "attacks": (audits, lambda r: sorted(r.settings["attacks"])),
-        "budgets": (audits, lambda r: r.settings["budget"]),
-        "settings that attacks search": (
-            audits, lambda r: [r.settings.get("search"), r.settings.get("space", {})],
-        ),
-    }  # fmt: skip
-    differ = [
-        what
-        for what, (of, key) in checks.items()
-        if of and any(key(record) != key(of[0]) for record in of)
-    ]
+    settings = [record.settings for record in audits]
+    facts = {
+        "primary data": [[r.data["primary"]["train"], r.data["primary"]["test"]] for r in records],
+        "the attacker's data": [record.data["attacker"]["train"] for record in audits],
+        "attacks": [sorted(s["attacks"]) for s in settings],
+        "budgets": [s["budget"] for s in settings],
+        "settings that attacks search": [[s.get("search"), s.get("space", {})] for s in settings],
+    }
+    differ = [what for what, of in facts.items() if any(fact != of[0] for fact in of)]
     notes = []
     if differ:
-        notes.append(f"Not alike in these records: {', '.join(differ)}. Read across with care.")
+        notes.append(f"These records differ in {', '.join(differ)}. Compare them with care.")
     if audits and len(audits) < len(records):
         notes.append(
-            "RIR, κ and ρ of an audit are on the attacker's sample, those of immunize on the "
-            "defender's own."
+            "An audit measures RIR, κ and ρ on the attacker's sample, immunize on the defender's "
+            "own."
         )
     return notes

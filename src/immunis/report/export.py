@@ -1,4 +1,4 @@
-"""Release a model: weights without pickle, its configuration, and a card people can read.
+"""Release a model: weights without pickle, its configuration, and a card that people can read.
 
 The folder is what Hugging Face, timm and transformers expect: ``model.safetensors`` with a
 metadata block, ``config.json`` and ``README.md``. timm loads it with
@@ -25,21 +25,18 @@ from immunis.report.model_card import model_card
 
 
 def weights(model: nn.Module, record: Record | None = None) -> bytes:
-    """A model's state as safetensors, with a checksum and what made it in the metadata block."""
+    """Return a model's state as safetensors; its metadata holds a checksum and the record."""
     metadata = {"format": "pt", "immunis": __version__}
     if record is not None:
-        metadata |= {
-            "record": record.digest(),
-            "method": str(record.settings.get("method", "")),
-            "name": record.name,
-        }
+        method = str(record.settings.get("method", ""))
+        metadata |= {"record": record.digest(), "method": method, "name": record.name}
     shared: set[int] = set()
     state = {}
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, Tensor):
             raise InputError(
                 f"the model's state holds a {type(tensor).__name__} ({name}), and safetensors "
-                "holds tensors alone. Leave it out of state_dict()."
+                "holds tensors only. Leave it out of state_dict()."
             )
         tensor = tensor.detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
@@ -61,7 +58,7 @@ def _in_order(content: bytes) -> bytes:
 def files(
     model: nn.Module, record: Record, options: Mapping[str, Any] | None = None
 ) -> dict[str, bytes | str]:
-    """The files of a Hugging Face style folder, by name."""
+    """Return the files of a Hugging Face folder, by name."""
     own = config(model, record, options)
     built_by = "transformers" if "architectures" in own else "timm"
     library = None if "library" in own else built_by  # others name themselves
@@ -76,13 +73,13 @@ def files(
 def export(
     model: nn.Module, record: Record, folder: str | Path, options: Mapping[str, Any] | None = None
 ) -> list[Path]:
-    """Write a model as a Hugging Face style folder, with checksums, and return the files.
+    """Write a model as a Hugging Face folder, with checksums, and return the files.
 
-    ``options`` are what a timm model was made with, beside its name and number of classes; the
-    recipe's if left out.
+    ``options`` are what a timm model was created with, besides its name and number of classes; by
+    default they are the recipe's.
 
     Raises:
         SettingsError: if timm would build another model with those options.
-        OutputError: if the folder cannot be written; what was there before is left whole.
+        OutputError: if the folder cannot be written; what was there before stays whole.
     """
     return release(folder, files(model, record, options))

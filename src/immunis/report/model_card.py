@@ -1,30 +1,25 @@
 """Records as a Hugging Face model card: README.md with YAML metadata, and the facts of the page.
 
-No license is written: that is the owner's to choose.
+The card sets no license, because the owner chooses it. The metadata is JSON, which is YAML too:
+``huggingface_hub.ModelCardData`` holds the results of one model, an audit has several.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from immunis.core.errors import InputError
 from immunis.core.records import Record
-from immunis.core.version import __version__
+from immunis.core.shapes import AuditFigures, Data, ImmunizeFigures
 from immunis.models.rebuild import shown
-from immunis.report.format import Table, inline, number
-from immunis.report.query import complete, defended, leading, per_class
-from immunis.report.tables import (
-    audit_table,
-    class_table,
-    foretold_table,
-    immunize_table,
-    transfer_table,
-    worst_case_table,
-)
-from immunis.report.text import COLUMNS, ceiling, headline, not_tested, threat_model, unlike
+from immunis.report import tables, text
+from immunis.report.format import Table, inline
+from immunis.report.query import defended, leading, per_class
 
 KINDS = ("immunize", "audit")
 TASKS = {"timm": "image-classification", "transformers": "text-classification"}
@@ -33,11 +28,10 @@ TASKS = {"timm": "image-classification", "transformers": "text-classification"}
 def model_card(*records: Record, library: str | None = None) -> str:
     """Return the model card of what was done to a model, and of how it was audited.
 
-    ``library`` is what the model is built by, ``timm`` or ``transformers``; the recipe's if left
-    out.
+    ``library`` builds the model, ``timm`` or ``transformers``; by default it is the recipe's.
 
     Raises:
-        InputError: for no record, or one of a kind that speaks of no model.
+        InputError: for no record, or one of a kind without a model card.
     """
     if not records:
         raise InputError("no record came; a model card needs at least one.")
@@ -47,108 +41,53 @@ def model_card(*records: Record, library: str | None = None) -> str:
                 f"a record of kind {record.kind!r} has no model card; {' and '.join(KINDS)} have "
                 "one. For a page, write to a file that ends in .html."
             )
-    with complete("model card"):
-        return _text(records, library or _library(records[0]))
+    records = tuple(record.checked() for record in records)
+    library = library or _library(records[0])
+    index = [entry for record in records for entry in _index(record, library)]
+    page = _pages().get_template("model_card.md")
+    return page.render(records=records, library=library, index=index).rstrip() + "\n"
 
 
-def _text(records: Sequence[Record], library: str) -> str:
-    metadata = {
-        "library_name": library,
-        "tags": ["immunis", "model-immunization"],
-        "model-index": [entry for record in records for entry in _index(record, library)],
-    }
-    lines = [
-        "---",
-        "# license: yours to choose; none is set here",
-        *(f"{key}: {_yaml(value)}" for key, value in metadata.items()),
-        "---",
-        "",
-        f"# {_line(records[0].name)}",
-    ]
-    for place, record in enumerate(records):
-        lines += ["", f"# {_line(record.name)}"] if place else []
-        lines += ["", f"**{_line(headline(record))}**", ""]
-        lines += _audited(record) if record.kind == "audit" else _immunized(record)
-        lines += [*_classes(record), "", "## Not tested, or known to break it", ""]
-        lines += [f"- {_line(line)}" for line in not_tested(record)]
-        lines += ["", "## How to make it again", "", *_provenance(record)]
-    return "\n".join([*lines, ""])
+def _pages() -> jinja2.Environment:
+    pages = jinja2.Environment(  # nosec B701 - Markdown, of which every name passes `line`
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+    pages.filters |= {"line": _line, "yaml": _yaml, "json": _json}
+    pages.globals |= {"text": text, "tables": tables, "tables_of": _tables, "shown": shown}
+    return pages
 
 
-def _line(text: str) -> str:
-    """Text for one line, without marks of code."""
-    return inline(text).replace("`", "'")
+def _line(value: str) -> str:
+    """Return text for one line, without marks of code."""
+    return inline(value).replace("`", "'")
+
+
+def _json(value: Any) -> str:
+    """Return JSON for a block of code, with nothing that ends the block."""
+    return json.dumps(value, ensure_ascii=False).replace("```", "'''")
 
 
 def _yaml(value: Any) -> str:
-    """A value as JSON, which YAML is a superset of, with nothing that opens HTML."""
-    text = json.dumps(value, ensure_ascii=False, indent=2 if isinstance(value, list) else None)
-    return text.replace("<", "\\u003c").replace("\n", "\n  ")
+    """Return a value as JSON with nothing that opens HTML."""
+    found = json.dumps(value, ensure_ascii=False, indent=2 if isinstance(value, list) else None)
+    return found.replace("<", "\\u003c").replace("\n", "\n  ")
 
 
-def _immunized(record: Record) -> list[str]:
-    ratio = record.figures["rir"]["value"]
-    return [
-        "## What was done, and what it changed",
-        "",
-        f"Immunized with `{_line(str(record.settings['method']))}`, seed {record.seed}.",
-        "",
-        immunize_table(record).markdown(),
-        "",
-        f"RIR = {number(ratio)} against the given model.{unlike(record)} {ceiling(record)} κ, ρ "
-        "and RIR are measured on the defender's own data; they do not say what an attacker pays.",
-    ]
-
-
-def _audited(record: Record) -> list[str]:
-    tables = [worst_case_table(record), audit_table(record)]
-    tables += [transfer_table(record)] if record.figures["transfer"] else []
-    tables.append(foretold_table(record))
-    parts = [part for table in tables for part in ("", _heading(table), "", table.markdown())]
-    return [threat_model(record), *parts, "", COLUMNS, "", ceiling(record)]
-
-
-def _classes(record: Record) -> list[str]:
-    """Primary accuracy by class, where the record holds it."""
-    names = ("before", "after")
+def _tables(record: Record) -> list[Table]:
+    """Return the tables of a record, with primary accuracy by class where it is known."""
+    found, names = [], ("before", "after")
     if record.kind == "audit":
         original = record.settings["original"]
         names = (original, leading(record) or original)
-    if not set(names) <= per_class(record)[1].keys():
-        return []
-    table = class_table(record, *names)
-    return ["", _heading(table), "", table.markdown()]
-
-
-def _heading(table: Table) -> str:
-    return f"## {_line(table.title[:1].upper() + table.title[1:])}"
-
-
-def _provenance(record: Record) -> list[str]:
-    recipe = record.settings.get("recipe")
-    version = record.versions.get("immunis", __version__)
-    command = f"`immunis {record.kind} recipe.toml`"
-    said = [
-        f"{command if recipe else f'By `immunis.{record.kind}` in Python,'} with immunis "
-        f"{_line(version)}, torch "
-        f"{_line(record.versions.get('torch', 'unknown'))}, seed {record.seed}; commit "
-        f"{_line(record.commit or 'of an installed package')}; record {record.digest()[:16]}.",
-        "",
-        *(
-            f"- {_line(role)} data: {_line(task['name'])}, train {task['train']}, test "
-            f"{task['test'] or 'none'}"
-            for role, task in record.data.items()
-        ),
-    ]
-    if recipe is not None and (seen := shown(recipe.get("data", {}))):
-        said += [
-            f"- images: shorter side resized to {seen['input_size'][1]} pixels (bicubic), centre "
-            f"kept; less mean {seen['mean']}, over deviation {seen['std']}"
-        ]
-    if recipe is not None:
-        text = json.dumps(recipe, ensure_ascii=False).replace("```", "'''")
-        said += ["", "The recipe, as JSON:", "", "```json", text, "```"]
-    return said
+        found = [tables.worst_case_table(record), tables.audit_table(record)]
+        found += [tables.transfer_table(record)] if record.figures["transfer"] else []
+        found.append(tables.predictors_table(record))
+    if set(names) <= per_class(record)[1].keys():
+        found.append(tables.class_table(record, *names))
+    return found
 
 
 def _library(record: Record) -> str:
@@ -157,40 +96,39 @@ def _library(record: Record) -> str:
 
 
 def _index(record: Record, library: str) -> list[dict[str, Any]]:
-    """The model-index: test scores only, of the primary task and of the most an attack reads."""
-    f, data = record.figures, record.data
+    """Return the model-index: test scores on the primary task, and the highest of any attack."""
     kind = TASKS["timm"] if library == "timm" else TASKS.get(_library(record), "other")
     if record.kind == "immunize":
-        tested = f["primary_score"]["split"] == "test"
-        score = f["primary_score"]["after"] if tested else None
-        return _entry(kind, record.name, [(data["primary"], "primary task", score)])
+        f: ImmunizeFigures = record.figures
+        score = f["primary_score"]["after"] if f["primary_score"]["split"] == "test" else None
+        return _entry(kind, record.name, [(record.data["primary"], "primary task", score)])
+    audited: AuditFigures = record.figures
     found = []
     for name in defended(record):
-        case = f["worst_case"][name]
+        case = audited["worst_case"][name]
         highest = f"{case['highest_attack']}, the highest score of {case['attacks']} attacks"
         attack = f"harmful task, {highest} (lower is safer)"
         scores = [
-            (data["primary"], "primary task", f["models"][name]["primary"]),
-            (data["attacker"], attack, None if case["broken"] else case["highest_accuracy"]),
+            (record.data["primary"], "primary task", audited["models"][name]["primary"]),
+            (record.data["attacker"], attack, None if case["broken"] else case["highest_accuracy"]),
         ]
         found += _entry(kind, name, scores)
     return found
 
 
 def _entry(
-    kind: str, name: str, scores: list[tuple[Any, str, float | None]]
+    kind: str, name: str, scores: list[tuple[Data, str, float | None]]
 ) -> list[dict[str, Any]]:
-    results = [
-        {
-            "task": {"type": kind},
-            "dataset": {"name": task["name"], "type": task["name"]},
-            "metrics": [{"type": _metric(task), "value": round(score, 4), "name": what}],
-        }
-        for task, what, score in scores
-        if score is not None and math.isfinite(score)
-    ]
+    """Return one model with the scores that are known."""
+    results = []
+    for task, what, score in scores:
+        if score is not None and math.isfinite(score):
+            metric = "accuracy" if task["kind"] == "classification" else "r_squared"
+            results.append(
+                {
+                    "task": {"type": kind},
+                    "dataset": {"name": task["name"], "type": task["name"]},
+                    "metrics": [{"type": metric, "value": round(score, 4), "name": what}],
+                }
+            )
     return [{"name": name, "results": results}] if results else []
-
-
-def _metric(task: Any) -> str:
-    return "accuracy" if task["kind"] == "classification" else "r_squared"

@@ -1,23 +1,22 @@
-"""What pages, figures and model cards show of a record, picked out of it in one place."""
+"""Questions that tables, pages and figures ask of a record, answered in one place."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from immunis.core.errors import InputError
 from immunis.core.records import Record
+from immunis.core.shapes import AuditFigures, ImmunizeFigures, Outcomes, Spectrum
 from immunis.core.thinning import log_places
 
 ROLES = ("primary", "harmful")
 UNITS = {"flops": "operations", "steps": "steps"}  # what a cost is counted in
-LARGE = 20  # from this many classes on, only the most telling are listed
+LARGE = 20  # from this many classes on, tables list only the ones that lose most
 
 
 class Outline(NamedTuple):
-    """A spectrum to draw: places from 1, eigenvalues over the largest, rank, dimension, κ."""
+    """A spectrum to draw: eigenvalues over the largest, at places that count from 1."""
 
     places: list[int]
     values: list[float]
@@ -26,69 +25,69 @@ class Outline(NamedTuple):
     condition_number: float
 
 
-@contextmanager
-def complete(what: str) -> Iterator[None]:
-    """Say in words that a record lacks what is to be made of it."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError, ArithmeticError) as error:
-        raise InputError(
-            f"a record lacks what its {what} shows ({error}): it was changed by hand, or written "
-            "by another version of immunis. Run it again."
-        ) from error
-
-
 def defended(record: Record) -> list[str]:
-    """Models of an audit other than the original."""
+    """Return the models of an audit other than the original."""
     return [name for name in record.figures["models"] if name != record.settings["original"]]
 
 
-def leading(record: Record) -> str | None:
-    """The defence of an audit whose worst attack keeps least (to a hundredth).
+def called(record: Record, name: str) -> str:
+    """Return a model's name, marked as broken where it no longer does its primary task."""
+    return f"{name} (broken)" if record.figures["models"].get(name, {}).get("broken") else name
 
-    Ties go to the one on which attacks reach least in the mean; broken ones come last.
+
+def scores(attacks: Outcomes, model: str) -> dict[str, float]:
+    """Return the mean test score of every attack that ran on a model, by attack."""
+    rows = {attack: by_model[model] for attack, by_model in attacks.items() if model in by_model}
+    return {attack: row["score"]["mean"] for attack, row in rows.items() if row["status"] == "done"}
+
+
+def leading(record: Record) -> str | None:
+    """Return the defence of an audit whose worst attack keeps least (to a hundredth).
+
+    Ties go to the one with the lowest mean score over attacks; broken models come last.
     """
-    cases, attacks = record.figures["worst_case"], record.figures["attacks"].values()
+    f: AuditFigures = record.figures
 
     def rank(name: str) -> tuple[bool, float, float]:
-        kept = cases[name]["residual_advantage"]
-        scores = [rows[name]["score"]["mean"] for rows in attacks if "score" in rows.get(name, {})]
-        mean = sum(scores) / max(len(scores), 1)
-        return cases[name]["broken"], math.inf if math.isnan(kept) else round(kept, 2), mean
+        kept = f["worst_case"][name]["residual_advantage"]
+        found = scores(f["attacks"], name).values()
+        mean = sum(found) / max(len(found), 1)
+        return f["worst_case"][name]["broken"], math.inf if kept != kept else round(kept, 2), mean
 
     return min(defended(record), key=rank, default=None)
 
 
 def telling_cost(record: Record) -> str:
-    """What to draw cost in: operations; steps where reading the features dwarfs all else.
+    """Return the cost to draw: ``flops``, or ``steps`` where all attacks cost about as many flops.
 
-    In a large network that is nearly all that a probe costs, so operations hardly differ.
+    In a large network, computing the features takes nearly all operations of every probe.
     """
-    spent = [
-        point["flops"]
-        for rows in record.figures["attacks"].values()
-        for row in rows.values()
-        for point in row.get("curve", ())
-    ]
+    f: AuditFigures = record.figures
+    models = {name for rows in f["attacks"].values() for name in rows}
+    spent = [cost for name in models for cost, _ in _points(f["attacks"], name, "flops")]
     return "flops" if spent and max(spent) > 10 * min(spent) else "steps"
 
 
-def envelope(record: Record, model: str, cost: str = "flops") -> list[tuple[float, float]]:
-    """Best score that any attack reaches on a model within a cost: (cost, score), rising.
+def _points(attacks: Outcomes, model: str, cost: str) -> list[tuple[float, float]]:
+    """Return cost and mean score at every point of all learning curves on a model."""
+    rows = [by_model[model] for by_model in attacks.values() if model in by_model]
+    curves = [row["curve"] for row in rows if row["status"] == "done"]
+    return [
+        (max(point["flops"] if cost == "flops" else point["steps"], 1), point["mean"])
+        for curve in curves
+        for point in curve
+    ]
 
-    ``E(c) = max{score of a point of any attack's curve : its cost ≤ c}``, in operations or in
-    steps, of which a closed form takes one. Reading the features counts; searching for settings
-    does not. Choosing the attack by its test score errs on the attacker's side.
+
+def envelope(record: Record, model: str, cost: str = "flops") -> list[tuple[float, float]]:
+    """Return the best score that any attack reaches within a cost, as rising (cost, score).
+
+    ``E(c) = max{score of a point of any attack's curve : its cost ≤ c}``. Computing the features
+    counts as cost, searching for settings does not. Choosing the attack by its test score errs on
+    the attacker's side.
     """
-    points = sorted(
-        (max(point[cost], 1), point["mean"])
-        for rows in record.figures["attacks"].values()
-        for point in rows.get(model, {}).get("curve", ())
-    )
     found: list[tuple[float, float]] = []
-    for spent, score in points:
+    for spent, score in sorted(_points(record.figures["attacks"], model, cost)):
         if not found or score > found[-1][1]:
             if found and found[-1][0] == spent:
                 found.pop()
@@ -97,7 +96,7 @@ def envelope(record: Record, model: str, cost: str = "flops") -> list[tuple[floa
 
 
 def cost_to(curve: Sequence[tuple[float, float]], score: float) -> float:
-    """Cost at which an envelope first reaches a score; ∞ where it never does.
+    """Return the cost at which an envelope first reaches a score, or ∞.
 
     >>> cost_to([(1.0, 0.2), (8.0, 0.9)], 0.5)
     8.0
@@ -106,46 +105,44 @@ def cost_to(curve: Sequence[tuple[float, float]], score: float) -> float:
 
 
 def outlines(record: Record) -> dict[str, dict[str, Outline]]:
-    """Spectra by role and model (or before and after); empty where a record holds none."""
+    """Return spectra by role and model (or before and after); empty where a record has none."""
     f = record.figures
     if record.kind == "immunize":
-        return {
-            role: {when: _outline(s) for when, s in f["spectra"][role].items()} for role in ROLES
-        }
+        return {role: {w: _outline(s) for w, s in f["spectra"][role].items()} for role in ROLES}
     rows = f["methods"] if record.kind == "demo" else f["models"]
     kept = {name: row["spectra"] for name, row in rows.items() if "spectra" in row}
     return {role: {n: _outline(s[role]) for n, s in kept.items()} for role in ROLES if kept}
 
 
-def _outline(spectrum: Mapping[str, Any], most: int = 64) -> Outline:
-    rank = spectrum["rank"]
-    values = list(spectrum["eigenvalues"])
-    index = list(spectrum.get("index", range(1, len(values) + 1)))
-    pairs = [(i, v) for i, v in zip(index, values, strict=True) if i <= rank and v > 0]
+def _outline(spectrum: Spectrum, most: int = 64) -> Outline:
+    values = spectrum["eigenvalues"]
+    index = spectrum.get("index", range(1, len(values) + 1))
+    pairs = [(i, v) for i, v in zip(index, values, strict=False) if i <= spectrum["rank"] and v > 0]
     if len(pairs) > most:
         pairs = [pairs[place - 1] for place in log_places(len(pairs), most)]
     return Outline(
         [i for i, _ in pairs],
         [v / pairs[0][1] for _, v in pairs],
-        rank,
+        spectrum["rank"],
         spectrum["dimension"],
         spectrum["condition_number"],
     )
 
 
 def per_class(record: Record) -> tuple[list[str], dict[str, list[float]]]:
-    """Names of the primary classes, and each model's accuracy on them; empty where not kept."""
-    f = record.figures
+    """Return the primary classes, and each model's accuracy on them; empty where not recorded."""
     if record.kind == "immunize":
-        found = dict(f.get("per_class", {"classes": []}))
-        names = found.pop("classes")
-        return names, {when: scores for when, scores in found.items() if scores}
-    scores = {name: row["per_class"] for name, row in f["models"].items() if "per_class" in row}
-    return list(f.get("classes", ())), scores
+        f: ImmunizeFigures = record.figures
+        found = f.get("per_class")
+        if found is None or not (found["before"] and found["after"]):
+            return [], {}
+        return found["classes"], {"before": found["before"], "after": found["after"]}
+    rows = record.figures["models"].items()
+    return record.figures["classes"], {n: row["per_class"] for n, row in rows if "per_class" in row}
 
 
 def telling_classes(before: Sequence[float], after: Sequence[float], most: int = 10) -> list[int]:
-    """Classes to list, largest loss first: all where there are few, else the hardest hit.
+    """Return the classes to list, largest loss first: all of a few, else those that lose most.
 
     >>> telling_classes([0.9, 0.9, 0.9], [0.9, 0.5, 0.8])
     [1, 2, 0]

@@ -21,6 +21,7 @@ GREY = "#6B7280"  # the control
 # the first seven and the control on the dark background of a card
 DARK = ("#D3D9E1", "#56B4E9", "#F0894A", "#35C49C", "#E39AC4", "#E0C040", "#A79BFF")
 DARK_GREY = "#98A1AD"
+DEPTHS = ("#FDD0A2", "#FD8D3C", "#A63603", "#222222")  # bars of attackers, weakest first
 MARKS = ("o", "s", "D", "^", "v", "P", "<", ">", "*")
 _DASHED: list[Any] = [(0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)), ":", (0, (8, 2)), (0, (1, 1))]
 LINES = ["-", "-", "--", "-.", *_DASHED]

@@ -42,7 +42,7 @@ def audit(
     from immunis.recipes.pipeline import audit_recipe
     from immunis.report.card import render
     from immunis.report.tables import audit_table, models_table, transfer_table, worst_case_table
-    from immunis.report.text import beside_tables
+    from immunis.report.text import table_notes
     from immunis.training.hardware import hardware_of
 
     chosen = load_recipe(recipe)
@@ -61,4 +61,4 @@ def audit(
     made = (worst_case_table, audit_table, transfer_table, models_table)
     tables = [table(record) for table in made]
     paths = release(folder, {"record.json": record.to_file(), "card.html": render(record)})
-    finish(record, paths, json, tables, beside_tables(record))
+    finish(record, paths, json, tables, table_notes(record))

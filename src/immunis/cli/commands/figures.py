@@ -10,7 +10,7 @@ from immunis.cli.options import Output, Records, app
 def figures(records: Records, output: Output = None) -> None:
     """Draw the figures of records as a paper prints them: PDF for print, PNG for screens."""
     import immunis.paper.figures  # noqa: F401 - adds those of a reproduction
-    from immunis.report.gallery import write_figures
+    from immunis.report.figures import write_figures
 
     folder = take(output or records[0].parent / "figures")
     with bar("figures", False):
