@@ -1,7 +1,7 @@
 """Small runs of everything that makes a record, for comparing records with each other.
 
-``python determinism.py THREADS FOLDER`` prints them as JSON: a process of its own, since the number
-of threads is a matter of the whole process.
+``python -m helpers.determinism THREADS FOLDER`` prints them as JSON, in a process of its own, since
+the number of threads belongs to the whole process.
 """
 
 from __future__ import annotations

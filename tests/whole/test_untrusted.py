@@ -83,7 +83,7 @@ def test_a_malicious_pickle_is_refused_and_never_run(tmp_path, kind):
             npz("e.npz", "e.npz", folder=str(tmp_path))
     elif kind == "job":
         (tmp_path / "a.json").write_bytes(raw)
-        with pytest.warns(UserWarning, match=r"a\.json is not JSON.*run again"):
+        with pytest.warns(UserWarning, match=r"a\.json is not JSON.*runs again"):
             sweep({"a": Job(faulty.square, (2,))}, Run(folder=tmp_path))
     elif kind == "safetensors":
         (tmp_path / "e.safetensors").write_bytes(raw)
@@ -378,7 +378,7 @@ def test_records_that_cannot_be_read_are_refused(tmp_path, text, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x = '" + "a" * (1 << 19) + "'", "no recipe needs them"),
+        ("x = '" + "a" * (1 << 19) + "'", "has over 262,144 bytes"),
         ("x = " + "[" * 100_000, "nested too deeply"),
         ("x = " + "{a=" * 50_000, "nested too deeply|not valid TOML"),
         ("[data]\nsource = 'digits'\n[method]\n" + "a." * 100_000 + "a = 1", "nested too deeply"),
@@ -389,10 +389,10 @@ def test_records_that_cannot_be_read_are_refused(tmp_path, text, says):
     ids=["size", "depth", "tables", "keys", "quoted", "digits", "code"],
 )
 def test_absurd_recipes_are_refused_at_once(tmp_path, text, says):
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises((SettingsError, InputError), match=says):
         recipe(tmp_path, text)
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.filterwarnings("ignore::immunis.RankWarning")

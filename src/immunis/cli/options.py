@@ -59,8 +59,7 @@ Recipe = Annotated[
     ),
 ]
 Records = Annotated[
-    list[Path],
-    typer.Argument(metavar="RECORD", help="record.json of demo, immunize, audit or reproduce."),
+    list[Path], typer.Argument(metavar="RECORD", help="record.json files of earlier commands.")
 ]
 Attacks = Annotated[
     str | None,
