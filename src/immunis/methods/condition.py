@@ -73,12 +73,9 @@ class Settings(NetworkSettings, Descent):
 
     Attributes:
         steps: epochs. A full-batch epoch is one step; a certified one is at most one R_ill step.
-        step: η.
         optimizer: ``"gd"`` as in Algorithm 1, or ``"adam"`` as in the paper's MNIST runs.
         batch_size: rows of a mini-batch; None for the full batch.
-        certified: take certified steps instead of η.
         fraction: share of the way that a certified R_ill step goes to the one that sends σ_k to 0.
-        search: try every multiple and step size of the paper and keep the best RIR.
         paper_scale: sum Hessians over raw inputs, as the paper's λ assume, instead of averaging
             over inputs with a mean square of one.
     """
@@ -125,10 +122,10 @@ def algorithm_1(problem: LinearProblem, settings: Settings) -> Solution:
     return Solution(found.theta, {**found.details, **told})
 
 
-Terms = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]  # ∇_θL, ∇_ωL, H_P, H_H
+Terms = tuple[Tensor, Tensor, Tensor, Tensor]  # ∇_θL, ∇_ωL, H_P, H_H
 
 
-def _full_batch(problem: LinearProblem, settings: Settings) -> Terms:
+def _full_batch(problem: LinearProblem, settings: Settings) -> Callable[..., Terms]:
     """Exact terms of the mean ℓ2 loss, from moments."""
     primary, harmful = problem.moments
     k_p, b_p, k_h, n = primary.k, primary.b, harmful.k, 1
@@ -136,7 +133,7 @@ def _full_batch(problem: LinearProblem, settings: Settings) -> Terms:
         k_p, b_p, n = problem.primary.matrix(), problem.primary.cross(), problem.primary.samples
         k_h = problem.harmful.matrix()
 
-    def terms(theta: Tensor, omega: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def terms(theta: Tensor, omega: Tensor) -> Terms:
         residual = (k_p @ theta @ omega - b_p) * 2 / n
         hessians = linear_hessian(theta, k_p), linear_hessian(theta, k_h)
         return residual @ omega.T, theta.T @ residual, *hessians
@@ -144,12 +141,12 @@ def _full_batch(problem: LinearProblem, settings: Settings) -> Terms:
     return terms
 
 
-def _mini_batch(problem: LinearProblem, settings: Settings, size: int) -> Terms:
+def _mini_batch(problem: LinearProblem, settings: Settings, size: int) -> Callable[..., Terms]:
     """Terms of the next mini-batch: cross-entropy or mean squared loss, Hessians of the batch."""
     rows = batches(problem, settings.steps, size)
     scale = 1.0 if settings.paper_scale else problem.scale
 
-    def terms(theta: Tensor, omega: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def terms(theta: Tensor, omega: Tensor) -> Terms:
         x_p, y_p, x_h = next(rows)
         x_p, x_h = x_p / scale, x_h / scale
         leaves = theta.detach().requires_grad_(), omega.detach().requires_grad_()
@@ -202,9 +199,8 @@ def _balanced(settings: Settings, loss: Tensor, well: Tensor, ill: Tensor) -> It
 def certified(problem: LinearProblem, settings: Settings) -> Iterator[tuple[int, Tensor]]:
     """Yield ``(step, θ)``: certified R_well steps to κ_P = 1; then an R_ill step and R_well again.
 
-    The first R_well steps reach RIR*. More is gained only if there are free directions; the path
-    ends when RIR gains no more. The loss is left out: the primary optimum is the same for every
-    invertible θ.
+    The first R_well steps reach RIR*; only free directions gain more. The loss is left out: the
+    primary optimum is the same for every invertible θ.
     """
     _, harmful = problem.moments
     eye, theta = (
