@@ -1,4 +1,4 @@
-"""The primary head: fitted, checked, and made to compensate a change of features."""
+"""The primary head: fit it, check it, and make it compensate a change of features."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from immunis.theory.spectrum import relative_cutoff
 
 
 def invertible(matrix: Tensor) -> bool:
-    """Whether a square matrix has no singular value that is numerically zero."""
+    """Return True if no singular value of a square matrix is numerically zero."""
     sigma = torch.linalg.svdvals(matrix)
     return float(sigma[-1]) > float(sigma[0]) * relative_cutoff(len(matrix))
 
@@ -27,13 +27,13 @@ def _linear(weights: Tensor, bias: Tensor) -> nn.Linear:
 
 
 def least_squares_head(features: Gram) -> nn.Linear:
-    """The primary head that minimises squared error on the original features."""
+    """Return the primary head that minimises squared error on the original features."""
     weights = _least_squares(features, features.cross_scatter)
     return _linear(weights, features.target_mean - features.mean @ weights)
 
 
 def checked_head(head: nn.Linear, theta: Tensor, primary: Task) -> nn.Linear:
-    """A given head in float64, refused where it does not fit the extractor or the task."""
+    """Return a head in float64; refuse one that does not fit the extractor or the task."""
     wanted = (primary.outputs, len(theta))
     if not isinstance(head, nn.Linear) or tuple(head.weight.shape) != wanted:
         raise InputError(
@@ -53,9 +53,9 @@ def _least_squares(features: Gram, cross: Tensor) -> Tensor:
 
 
 def compensated_head(head: nn.Linear, change: Tensor, features: Gram) -> tuple[nn.Linear, bool]:
-    """The head on ``zT`` that predicts what ``head`` predicts on z; exact if T is invertible.
+    """Return the head on ``zT`` that predicts what ``head`` predicts on z, and if it is exact.
 
-    For a singular T it is the least-squares fit of the old predictions to the new features.
+    It is exact for an invertible T, and the least-squares fit for a singular one.
     """
     weights, bias = head.weight.T, head.bias
     if invertible(change):

@@ -57,12 +57,7 @@ class WithFeatures(nn.Module):
 
 
 class Teacher:
-    """Return the original's answers and features, without gradient.
-
-    Args:
-        cut: the original; it is copied.
-        fabric: Lightning Fabric; the teacher uses its device and precision.
-    """
+    """Return the original's answers and features, without gradient, in Fabric's precision."""
 
     def __init__(self, cut: Cut, fabric: Any) -> None:
         self._cut, self._fabric = cut.copy(), fabric
@@ -80,12 +75,11 @@ class Teacher:
         return self._lender is not None
 
     def share(self, student: nn.Module, inputs: Tensor) -> None:
-        """Reuse what a student computes in the passes marked by ``following``.
+        """Reuse what a student in evaluation mode computes in passes marked by ``following``.
 
-        The student must hold the original's frozen parameters, in evaluation mode, and run module
-        by module: neither compiled nor sharded. Nothing is shared if nothing below the trained
-        layers is frozen, if no single output carries everything, if a parameter has two names,
-        or if the model refuses NaN. Each process decides for itself; answers do not change.
+        The student must not be compiled or sharded. Nothing is shared if no single output carries
+        everything below, if a parameter has two names, or if the model refuses NaN. Each process
+        decides for itself; answers do not change.
         """
         every = [p for _, p in student.named_parameters(remove_duplicate=False)]
         if all(p.requires_grad for p in every) or len(every) > len(set(every)):
@@ -181,10 +175,9 @@ class Teacher:
         if lent is not None and len(lent[0]) == len(inputs) and lent[0]._version == lent[1]:
             given = {n: z[:1].expand(len(inputs), *z.shape[1:]) for n, z in self._blanks.items()}
             given[self._last] = lent[0]
-            if not self._checked:
-                self._checked = True
-                if not self._suffices(inputs, given):
-                    self._lender, given = None, {}
+            if not self._checked and not self._suffices(inputs, given):
+                self._lender, given = None, {}
+            self._checked = True
         logits, features = self._run(inputs, given)
         return logits.float(), features.float()
 

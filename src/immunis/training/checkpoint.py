@@ -67,7 +67,7 @@ def fingerprint(run: TrainingRun, start: nn.Module, identity: str) -> dict[str, 
     }
 
 
-def save(run: TrainingRun, folder: Path, mark: Mapping[str, str]) -> None:
+def save(run: TrainingRun, path: Path, mark: Mapping[str, str]) -> None:
     """Write a checkpoint; every process calls this, the first one writes."""
     content = {
         "format": FORMAT,
@@ -84,9 +84,8 @@ def save(run: TrainingRun, folder: Path, mark: Mapping[str, str]) -> None:
         "scaler": run.fabric.strategy.precision.state_dict(),
         "head": {} if run.head is None else run.head.state_dict(),
     }
-    path = folder / NAME
     if rank() == 0:
-        make_folder(folder)
+        make_folder(path.parent)
         buffer = io.BytesIO()
         torch.save(content, buffer)
         write_bytes(path, head_of(buffer.getbuffer()), buffer.getbuffer())
@@ -138,13 +137,12 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def restore(run: TrainingRun, folder: Path, mark: Mapping[str, str]) -> None:
+def restore(run: TrainingRun, path: Path, mark: Mapping[str, str]) -> None:
     """Continue a run from its checkpoint.
 
     Raises:
         InputError: if the checkpoint is damaged or belongs to another run.
     """
-    path = folder / NAME
     state = read(path)
     shapes = [
         {name: getattr(value, "shape", None) for name, value in tensors.items()}

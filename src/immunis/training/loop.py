@@ -24,22 +24,13 @@ from immunis.data.task import Task
 from immunis.models.cut import Cut
 from immunis.models.weights import versioned
 from immunis.training import checkpoint
+from immunis.training import step as steps
 from immunis.training.hardware import Hardware
 from immunis.training.objective import Objective
 from immunis.training.selection import average_buffers, doubts, evaluate, is_best, is_patient
 from immunis.training.settings import Training
 from immunis.training.setup import TrainingRun, plain_name, prepare
-from immunis.training.step import (
-    attack,
-    backward,
-    balanced_weights,
-    clear,
-    draw,
-    forward,
-    loss_of,
-    values_of,
-)
-from immunis.training.tracking import close_loggers, open_loggers
+from immunis.training.tracking import close_loggers, log, open_loggers
 
 
 @dataclass(frozen=True)
@@ -109,21 +100,21 @@ def fit(
         raise SettingsError("resume continues a run from a folder; give folder= too.")
     run = prepare(cut, objective, primary, harmful, training, hardware or Hardware(), seed)
     fabric, optimizer = run.fabric, run.optimizer
-    place = None if folder is None else make_folder(folder)
     mark = checkpoint.fingerprint(run, cut.model, identity)
     _check_processes(run, mark)
     note_checkpoint(None)
-    kept = None if place is None else place / checkpoint.NAME
-    if resume and place is not None and kept is not None and kept.exists():
-        checkpoint.restore(run, place, mark)
+    kept = None if folder is None else make_folder(folder) / checkpoint.NAME
+    earlier = kept is not None and kept.exists()
+    if resume and kept is not None and earlier:
+        checkpoint.restore(run, kept, mark)
     else:
-        if kept is not None and kept.exists() and rank() == 0:
+        if earlier and rank() == 0:
             warnings.warn(
                 f"{kept} belongs to an earlier run and will be replaced; resume to continue it.",
                 stacklevel=2,
             )
         run.history.append(evaluate(run))
-    loggers = open_loggers(place, wandb, asdict(training)) if rank() == 0 else []
+    loggers = open_loggers(kept and kept.parent, wandb, asdict(training)) if rank() == 0 else []
     stride = math.ceil(run.steps / training.evaluate)
     written, step = time.monotonic(), run.step
     stop = run.steps if is_patient(run) else run.step
@@ -132,34 +123,34 @@ def fit(
             share = training.factor(step, run.steps)
             for group, peak in zip(optimizer.param_groups, training.peaks, strict=True):
                 group["lr"] = peak * share
-            rows = draw(run, step, batch, other)
-            run.weights = run.weights or balanced_weights(run, rows)
+            rows = steps.draw(run, step, batch, other)
+            run.weights = run.weights or steps.balanced_weights(run, rows)
 
-            clear(run)
-            attacked = attack(run, rows)
-            outputs = forward(run, rows)
-            loss, terms = loss_of(outputs.view, objective.terms, run.weights)
-            backward(run, loss, outputs)
+            steps.clear(run)
+            attacked = steps.attack(run, rows)
+            outputs = steps.forward(run, rows)
+            loss, terms = steps.loss_of(outputs.view, objective.terms, run.weights)
+            steps.backward(run, loss, outputs)
             norm = fabric.clip_gradients(
                 run.student, optimizer, max_norm=training.clip or math.inf, error_if_nonfinite=False
             )
-            values = values_of(attacked | terms)
+            values = steps.values_of(attacked | terms)
             _check_finite(run, values, float(norm))
             optimizer.step()
 
             run.step = step + 1
             rate = optimizer.param_groups[0]["lr"]
-            _log(loggers, step, values | {"gradient": float(norm), "rate": rate})
+            log(loggers, step, values | {"gradient": float(norm), "rate": rate})
             progress("training", run.step / run.steps)
             due = run.step % stride == 0 or run.step == run.steps
             if due:
                 run.history.append(figures := evaluate(run))
-                _log(loggers, step, {f"held out/{name}": value for name, value in figures.items()})
+                log(loggers, step, {f"held out/{name}": value for name, value in figures.items()})
                 if is_best(run):
                     run.best = {"step": run.step, "model": checkpoint.model_state(run.model)}
-            if place is not None and (due or checkpoint.is_due(run, written)):
+            if kept is not None and (due or checkpoint.is_due(run, written)):
                 average_buffers(run)
-                checkpoint.save(run, place, mark)
+                checkpoint.save(run, kept, mark)
                 written = time.monotonic()
             if due and not is_patient(run):
                 break
@@ -202,11 +193,6 @@ def _diverged(step: int, what: str, kept: Path | None) -> str:
         "immunis.training.checkpoint.read(path)['model'] is its state_dict; resuming continues "
         "from it with the same settings only."
     )
-
-
-def _log(loggers: list[Any], step: int, values: dict[str, float]) -> None:
-    for logger in loggers:
-        logger.log_metrics(values, step)
 
 
 def _finished(run: TrainingRun, cut: Cut, seconds: float) -> Fit:

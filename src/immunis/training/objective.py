@@ -1,7 +1,6 @@
-"""What an objective is given at each step, and what it returns: named terms of a loss.
+"""An objective: functions of a ``View``, the model's answers, that return named terms of a loss.
 
-An objective is a few functions of a ``View``, the model's answers to one batch of each task.
-Weights, balancing, accumulation, clipping and the optimizer are the training loop's business.
+Weights, balancing, accumulation, clipping and the optimizer belong to the training loop.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ class View:
     Attributes:
         logits: answers to the primary batch (n_P, C).
         labels: class positions, or targets, of the primary batch.
-        primary: pooled features of the primary batch by layer; ``""`` is where the head reads.
+        primary: pooled features of the primary batch by layer; ``""`` is the input of the head.
         harmful: pooled features of the harmful batch by layer.
-        targets: harmful labels as a float64 matrix (n_H, C_H), one-hot for classes
-            (mixed where the rows are), beside what the original says of them if the objective asks.
-        teacher: the original model's answers to the primary batch, and its features of it, if
-            the objective asks.
-        head: a harmful head that follows the features, if the objective asks.
+        targets: harmful labels as a float64 matrix (n_H, C_H), one-hot for classes; with
+            ``recall`` the original's predictions stand beside them.
+        teacher: the original's answers to the primary batch and its features, if asked for.
+        head: the harmful head that is trained along, if asked for.
         smoothing: label smoothing of the primary loss.
-        classify: whether harmful labels are classes.
+        classify: True if harmful labels are classes.
     """
 
     logits: Tensor
@@ -50,7 +48,7 @@ class View:
 
     @property
     def supervised(self) -> Tensor:
-        """The primary loss: cross-entropy with label smoothing, or mean squared error."""
+        """Return the primary loss: cross-entropy with label smoothing, or mean squared error."""
         if self.labels.is_floating_point():
             return functional.mse_loss(self.logits, self.labels.reshape(self.logits.shape).float())
         return functional.cross_entropy(
@@ -59,7 +57,7 @@ class View:
 
     @property
     def distillation(self) -> Tensor:
-        """``KL(teacher ‖ model)`` on the primary batch; squared distance for regression."""
+        """Return ``KL(teacher ‖ model)`` on the primary batch; squared distance for regression."""
         assert self.teacher is not None
         if self.labels.is_floating_point():
             return functional.mse_loss(self.logits, self.teacher[0])
@@ -72,10 +70,7 @@ class View:
 
     @property
     def harmful_loss(self) -> Tensor:
-        """What the harmful head still gets wrong on the harmful batch.
-
-        It reads features brought to a mean length of one, so that its steps fit any model.
-        """
+        """Return the harmful head's loss on features scaled to a mean length of one."""
         assert self.head is not None
         features = self.harmful[""].float()
         answers = self.head(features / features.detach().norm(dim=1).mean().clamp(min=1e-12))
@@ -86,11 +81,11 @@ class View:
 
 @dataclass(frozen=True)
 class Attacker:
-    """A simulated attacker: descends on ``loss`` before ``after`` is asked for.
+    """A simulated attacker, who descends on ``loss`` before ``Objective.after`` is evaluated.
 
-    Each step moves the trained parameters θ by ``rate·‖θ‖`` against the gradient. With order 1
-    the gradient of ``after`` is taken at the attacked θ* and used at θ; with order 2 it is
-    carried back through the attacker's steps (``v ← v − c·∇²L·v``, by central differences).
+    Each step moves the trained parameters θ by ``rate·‖θ‖`` against the gradient. Order 1 uses the
+    gradient of ``after`` at the attacked θ* as it is; order 2 carries it back through the
+    attacker's steps (``v ← v − c·∇²L·v``, by central differences).
     """
 
     loss: Callable[[View], Tensor]
@@ -104,21 +99,19 @@ class Objective:
     """A loss for deep networks.
 
     Attributes:
-        terms: named terms at the parameters as they are.
-        weights: factor of each term; None is balanced at the first step, so that the term
-            pulls as hard as the supervised loss, times ``multiples``.
-        after: terms at the parameters a simulated attacker reaches.
-        attacker: who that is.
-        layers: where features are wanted; ``""`` is where the head reads.
-        multiples: factors on balanced weights.
-        teacher: whether the original model's answers and features are wanted.
-        recall: whether targets are to hold what the original's features say of them, too
+        terms: named terms at the present parameters.
+        weights: factor of each term; None is balanced at the first step, so that the term's
+            gradient is as long as that of the supervised loss, times ``multiples``.
+        after: terms at the parameters that ``attacker`` reaches.
+        layers: where features are wanted; ``""`` is the input of the head.
+        teacher: True to see the original's answers and features.
+        recall: True to add the original's predictions to the targets
             (``immunis.theory.rho.recalled``); not with ``head``, which reads classes.
-        head: whether a harmful head that follows the features is wanted.
-        needs: rows that a step must exceed for its Grams, by task, beyond one for each harmful
-            feature.
-        judge: what early stopping asks of the harmful task: a high κ against the primary
-            one (``"rir"``), or little that a probe can read (``"probe"``).
+        head: True to train a harmful head along.
+        needs: rows that a step must exceed for its Grams, by task; at least one per harmful
+            feature anyway.
+        judge: how early stopping judges the harmful task: by RIR (``"rir"``), or by what a probe
+            reads (``"probe"``).
     """
 
     terms: Callable[[View], Terms]
@@ -143,7 +136,7 @@ class Balanced:
     """Settings of an objective with the supervised loss and one regularizer.
 
     Attributes:
-        weight: factor of the regularizer; left out, it balances gradient norms at the start.
+        weight: factor of the regularizer; None balances gradient norms at the start.
         multiple: factor on a balanced weight.
     """
 
@@ -152,12 +145,11 @@ class Balanced:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        require(
-            self.weight is None or 0 <= self.weight < math.inf, f"weight={self.weight}: need >= 0"
-        )
-        require(0 <= self.multiple < math.inf, f"multiple={self.multiple}: need >= 0")
+        for name in ("weight", "multiple"):
+            value = getattr(self, name)
+            require(value is None or 0 <= value < math.inf, f"{name}={value}: need >= 0")
 
 
 def supervised_only() -> Objective:
-    """The primary loss alone: ordinary training."""
+    """Return ordinary training: the primary loss alone."""
     return Objective(lambda view: {SUPERVISED: view.supervised})

@@ -25,15 +25,13 @@ from immunis.training.objective import SUPERVISED, Attacker, Terms, View
 from immunis.training.setup import Batch, TrainingRun
 
 Answers = dict[tuple[str, str], Tensor]  # by (role, layer); the role "logits" has no layer
+Pair = tuple[Batch | None, Batch | None]  # of the primary and the harmful task
 DIFFERENCE = 1e-2  # length of a second-order probe, relative to an attacker's step
 
 
 @dataclass
 class Rows:
-    """The batches of one step; harmful labels are a float64 matrix, one-hot for classes.
-
-    ``recalled`` are those labels beside the original's, once the teacher was asked.
-    """
+    """The batches of one step: harmful labels as a float64 matrix, and what the teacher adds."""
 
     primary: Batch | None
     harmful: Batch | None
@@ -50,10 +48,7 @@ class Outputs:
 
 
 def draw(run: TrainingRun, step: int, primary: Batch, harmful: Batch | None) -> Rows:
-    """Seed a step by its number; return its batches, augmented and mixed as asked.
-
-    With several processes the number of the process counts for augmenting and mixing.
-    """
+    """Seed a step by its number (and process); return its batches, augmented and mixed."""
     seed, training = 1_000_003 * run.seed + step, run.training
     torch.manual_seed(seed)
     generator = torch.Generator(run.fabric.device).manual_seed(seed * world() + rank())
@@ -75,8 +70,14 @@ def forward(run: TrainingRun, rows: Rows, primary: bool = True) -> Outputs:
     if run.training.accumulate == 1:
         answers = _answers(run, pair, sum(map(len, asked)) if run.joint else None)
         return Outputs(_view(run, rows, pair, asked, answers), answers)
-    parts = list(zip(*(_split(batch, run.training.accumulate) for batch in pair), strict=True))
-    base, device = torch.initial_seed(), run.fabric.device
+    count, base, device = run.training.accumulate, torch.initial_seed(), run.fabric.device
+
+    def split(batch: Batch | None) -> list[Batch | None]:
+        if batch is None:
+            return [None] * count
+        return list(zip(*(tensor.tensor_split(count) for tensor in batch), strict=True))
+
+    parts = list(zip(*map(split, pair), strict=True))
 
     def run_part(index: int) -> Answers:
         # Both passes drop the same units; what terms draw does not depend on the parts.
@@ -211,15 +212,6 @@ def _scale(run: TrainingRun) -> float:
     return 1.0 if run.scaler is None else float(run.scaler.get_scale())
 
 
-def _split(batch: Batch | None, count: int) -> list[Batch | None]:
-    if batch is None:
-        return [None] * count
-    return list(zip(*(part.tensor_split(count) for part in batch), strict=True))
-
-
-Pair = tuple[Batch | None, Batch | None]
-
-
 def _answers(run: TrainingRun, pair: Pair, asked: int | None = None) -> Answers:
     """Return logits of the first pass, and features of both batches.
 
@@ -259,15 +251,15 @@ def _view(run: TrainingRun, rows: Rows, pair: Pair, asked: list[Tensor], answers
         teacher = (logits[:count], features[:count]) if count else None
         if len(features) > count and harmful is not None:
             rows.recalled = recalled(features[count:], harmful[1])
-    none, targets = answers["logits", ""].new_zeros(0), None if harmful is None else harmful[1]
-    if harmful is not None and rows.recalled is not None:
-        targets = rows.recalled
+    logits = answers["logits", ""]
+    none = logits.new_zeros(0)
+    targets = none if harmful is None else harmful[1]
     return View(
-        answers["logits", ""],
+        logits,
         none if primary is None else primary[1],
         {layer: z for (role, layer), z in answers.items() if role == "p"},
         {layer: z for (role, layer), z in answers.items() if role == "h"},
-        none if targets is None else targets,
+        targets if harmful is None or rows.recalled is None else rows.recalled,
         teacher,
         run.head,
         run.training.label_smoothing,
@@ -288,9 +280,8 @@ def _attacked(run: TrainingRun, attacker: Attacker, rows: Rows) -> Iterator[Call
 
     def gradient() -> list[Tensor]:
         clear(run)
-        add_gradient(
-            run, rows, lambda view: {"attack": attacker.loss(view)}, {"attack": 1.0}, primary=False
-        )
+        loss = {"attack": 1.0}
+        add_gradient(run, rows, lambda view: {"attack": attacker.loss(view)}, loss, primary=False)
         return [g.clone() for g in _gradients(run)]
 
     def carry_back() -> None:

@@ -38,6 +38,12 @@ def open_loggers(folder: Path | None, wandb: str | None, settings: Mapping[str, 
     return loggers
 
 
+def log(loggers: Sequence[Any], step: int, values: Mapping[str, float]) -> None:
+    """Write scalars of a step to every logger."""
+    for logger in loggers:
+        logger.log_metrics(values, step)
+
+
 def close_loggers(loggers: Sequence[Any]) -> None:
     """Flush and close every logger."""
     for logger in loggers:
