@@ -171,7 +171,9 @@ def brute_force_ratio(k_p: Tensor, k_h: Tensor, trials: int, seed: int = 0) -> f
         theta = torch.randn(d, d, generator=generator, dtype=torch.float64)
         scale = torch.exp(spread * torch.randn(d, generator=generator, dtype=torch.float64))
         theta = theta * scale if trial % 2 else scale[:, None] * theta
-        best = max(best, float(kappa(theta.T @ k_h @ theta) / kappa(theta.T @ k_p @ theta)))
+        harmful, primary = (float(kappa(theta.T @ k @ theta)) for k in (k_h, k_p))
+        if max(harmful, primary) < 1e10:  # beyond, rounding decides
+            best = max(best, harmful / primary)
     return best
 
 

@@ -87,7 +87,7 @@ def sizes(x):
 # Moments
 
 
-@checks("gram.gram", "gram.gram_of", "gram.Gram.matrix", "gram.check_squares")
+@checks("gram.gram", "gram.gram_of", "gram.Gram.matrix")
 def moments(i: Inputs):
     x = i.x
     found = gram_of(x)
@@ -179,10 +179,10 @@ def both_projectors(i: Inputs):
     top, projector = projectors.leading_projector(s)
     assert close(float(top), true[0], i.d * true[0] * 2.0**-19)  # its stated bound
     assert close(float(projector.diagonal().sum()), mpmath.mpf(1), 1e-12)
-    cutoff = 1e-6 * scale.unit(s)[0].diagonal().sum()
-    null = projectors.null_projector(scale.unit(s)[0], cutoff)
+    cutoff = 1e-6 * s.diagonal().sum()
+    null = projectors.null_projector(s, cutoff)
     if null is not None:
-        below = sum(value < float(cutoff) * 2.0 ** scale.unit(s)[1] for value in true)
+        below = sum(value < float(cutoff) for value in true)
         assert float(null.diagonal().sum()) == pytest.approx(below, abs=1e-5)
     end = projectors.trailing_projector(s)
     if end is not None:
@@ -532,8 +532,8 @@ def erased(i: Inputs):
     assert 1 <= rank <= min(2, i.d)
     spectrum_ = Spectrum.of(moments.scatter)
     if spectrum_.rank == i.d and spectrum_.condition_number < 1e6 and eps_of(i.x.dtype) < 1e-6:
-        left = scale.unit(projection @ scale.unit(moments.cross_scatter)[0])[0]
-        assert float((projection @ scale.unit(moments.cross_scatter)[0]).abs().max()) < 1e-6, left
+        cross = moments.cross_scatter
+        assert float((projection @ cross).abs().max()) < 1e-6 * float(cross.abs().max())
 
 
 @checks(
@@ -589,7 +589,7 @@ def whitened(i: Inputs):
     covariance = z.T @ z / i.n
     if not transform.shape[1] or i.offset > 1 or i.kind == "constant":
         return  # what a large mean leaves of a small spread, rounding decides
-    inverse = scale.unit(transform)[0].square().sum(0)  # of the eigenvalues kept
+    inverse = transform.square().sum(0)  # of the eigenvalues kept
     error = 100 * i.n * i.d * EPS * float(inverse.max() / inverse.min())
     if error < 0.1:
         eye = torch.eye(transform.shape[1], dtype=F)
@@ -713,24 +713,32 @@ def verdicts(i: Inputs):
 # Scaling itself
 
 
-@checks("scale.unit", "scale.carry", "scale.answer", "scale.exponent_of", "scale.real",
-        "scale.square")  # fmt: skip
+@checks("scale.power_of_two", "scale.in_dtype", "scale.check_size", "scale.real", "scale.square")
 def scaling(i: Inputs):
     x = scale.real(i.x)
-    values, exponent = scale.unit(x)
-    size = float(values.abs().max())
-    assert size == 0 or 0.5 <= size < 1
-    back = scale.carry(values, exponent)
-    normal = (x.to(F) == 0) | (values.abs() * size > 1e-8)  # far below the largest, digits may go
-    assert torch.equal(back[normal], x.to(F)[normal])
-    finite(scale.answer(values, exponent, F, "x"))
+    scale.check_size(x, "x")
+    power = scale.power_of_two(x.to(F))
+    assert not x.any() or 1 <= float((x.to(F) / power).abs().max()) < 2
+    finite(scale.in_dtype(x.to(F), x.dtype, "x"))
 
 
 # What runs them
 
 
+# The least share of drawn cases that a check must answer and not refuse: about four fifths of what
+# it answers now. A third of the cases holds NaN or infinities, or is out of range; some checks draw
+# two tasks, which must both be of use, and refuse zero matrices as well.
+USUAL = 0.5
+RIGHT = {
+    "both_projectors": 0.3, "released": 0.28, "condition": 0.28, "explained": 0.34, "told": 0.34,
+    "well_steps": 0.42, "ill_steps": 0.42, "ceilings": 0.18, "ratios": 0.1, "descent": 0.28,
+    "measured": 0.1, "immunized": 0.1, "erased": 0.15, "heads": 0.43, "probed": 0.45,
+    "scored_by_class": 1.0, "statistics": 1.0, "verdicts": 1.0, "attacked": 0.65,
+}  # fmt: skip
+
+
 def hold(check, cases, examples):
-    """Run a check on many drawn cases; a few at least have to get an answer."""
+    """Run a check on many drawn cases, and hold the share of them that gets a right answer."""
     told = {"right": 0, "refused": 0}
 
     @settings(deadline=None, derandomize=not LONG, database=None, max_examples=examples)
@@ -746,10 +754,20 @@ def hold(check, cases, examples):
                 told["refused"] += 1
 
     run()
-    assert told["right"] > told["refused"] / 20, told  # refusing everything would pass, too
+    share = told["right"] / sum(told.values())
+    assert share >= RIGHT.get(check.__name__, USUAL), told
 
 
-@pytest.mark.parametrize("check", dict.fromkeys(CHECKS.values()), ids=lambda check: check.__name__)
+SLOW = (attacked,)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, marks=[pytest.mark.slow] if check in SLOW else [], id=check.__name__)
+        for check in dict.fromkeys(CHECKS.values())
+    ],
+)
 def test_the_answer_is_right_or_refused(check):
     hold(check, inputs(), settings.default.max_examples)
 
@@ -757,6 +775,7 @@ def test_the_answer_is_right_or_refused(check):
 OF_MATRICES = (bare_matrices, both_projectors, well, ill, condition)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", OF_MATRICES, ids=lambda check: check.__name__)
 def test_wide_matrices_are_right_or_refused(check):
     hold(check, inputs(most=40), settings.default.max_examples // 3)

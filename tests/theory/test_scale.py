@@ -1,4 +1,4 @@
-"""Numbers at the ends of float64's range: each test is a fault that fuzzing once found."""
+"""Numbers at the ends of the range that is taken: each test is a fault that fuzzing once found."""
 
 import math
 
@@ -30,29 +30,46 @@ from immunis.theory.descent import line_search, norm_ratio_curve
 from immunis.theory.frontier import ceiling
 from immunis.theory.gram import as_extractor, gram_of
 from immunis.theory.projectors import leading_projector, trailing_projector
-from immunis.theory.scale import answer, carry, unit
+from immunis.theory.scale import in_dtype, power_of_two
 from immunis.theory.spectrum import eigh
 
 F = torch.float64
 S = torch.diag(torch.tensor([4.0, 2.0, 1.0], dtype=F))
 
 
-@pytest.mark.parametrize("peak", [1e-320, 1e-300, 1.0, 1e300])
-def test_unit_scale_is_exact_and_reversible(peak):
+@pytest.mark.parametrize("peak", [1e-320, 1e-300, 1.0, 1.5, 1e308])
+def test_a_power_of_two_brings_numbers_to_unit_scale(peak):
     x = torch.tensor([[peak, -peak / 4]], dtype=F)
-    values, exponent = unit(x)
-    assert 0.5 <= float(values.abs().max()) < 1
-    assert torch.equal(carry(values, exponent), x)
+    power = power_of_two(x)
+    assert 1 <= float((x / power).abs().max()) < 2
+    assert torch.equal(x / power * power, x)
+    assert power_of_two(0 * x) == 1
+    with pytest.raises(NumericalError, match="NaN"):
+        power_of_two(x * math.nan)
 
 
-def test_an_answer_that_does_not_fit_is_refused():
-    one = torch.ones(1, dtype=F)
-    assert float(answer(one, -126, torch.float32, "x")) == 2.0**-126
-    for exponent, dtype in ((-127, torch.float32), (128, torch.float32), (-1023, F), (5000, F)):
-        with pytest.raises(NumericalError, match="too large" if exponent > 0 else "too small"):
-            answer(one, exponent, dtype, "x")
-    with pytest.raises(NumericalError, match="R_well is too small"):  # it would be subnormal
-        r.r_well(torch.diag(torch.tensor([3e-156, 1e-156], dtype=F)))
+def test_an_answer_that_its_dtype_cannot_hold_is_refused():
+    assert float(in_dtype(torch.tensor(2.0**-126, dtype=F), torch.float32, "x")) == 2.0**-126
+    for value, dtype in ((2.0**-127, torch.float32), (2.0**128, torch.float32), (2.0**-1023, F)):
+        with pytest.raises(NumericalError, match="too large" if value > 1 else "too small"):
+            in_dtype(torch.tensor(value, dtype=F), dtype, "x")
+    with pytest.raises(NumericalError, match="R_ill is too large for torch.float16"):
+        r.r_ill(1e-3 * S.half())
+
+
+@pytest.mark.parametrize("bad", [1e69, 1e-69, math.nan, math.inf])
+def test_numbers_out_of_range_are_refused_once_at_the_door(bad):
+    large = bad * S
+    calls = [
+        lambda: Spectrum.of(large), lambda: r.r_well(large), lambda: r.r_ill(large),
+        lambda: r.kappa(large), lambda: r.linear_hessian(large, S), lambda: gram_of(large),
+        lambda: readable.rho(large, S), lambda: readable.rho(S, large),
+        lambda: r.feature_hessian(large), lambda: g.well_steps(large.diagonal(), 3),
+        lambda: gram_of(S).transform(large), lambda: reference_condition_number(large),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises((InputError, NumericalError), match="1e-(32|68)"):
+            call()
 
 
 def test_equal_numbers_scatter_by_exactly_nothing():
@@ -72,42 +89,26 @@ def test_a_block_is_added_in_place():
         moments.add(torch.randn(5, 2))
 
 
-@pytest.mark.parametrize("size", [1e200, 1e-300])
-def test_moments_that_a_map_sends_out_of_range_are_refused(size):
-    with pytest.raises(NumericalError, match="float64"):
-        gram_of(torch.randn(5, 2) + 3).transform(size * torch.eye(2, dtype=F)).matrix()
-
-
-@pytest.mark.parametrize("size", [1e-298, 1e298])
-def test_a_spectrum_whose_cutoff_would_not_fit_is_refused(size):
-    with pytest.raises(InputError, match="1e-290 and 1e\\+290"):
-        Spectrum.of(size * S)
-
-
-@pytest.mark.parametrize(
-    ("call", "size"), [(r.r_well, 1e200), (r.r_well, 1e-200), (r.r_ill, 1e120), (r.r_ill, 1e-120)]
-)
-def test_a_regularizer_out_of_range_is_refused_not_zero_or_infinite(call, size):
-    assert float(call(S)) > 0
-    with pytest.raises(NumericalError, match="for torch.float64"):
-        call(size * S)
-
-
-@pytest.mark.parametrize("size", [2.0**-600, 2.0**600])
+@pytest.mark.parametrize("size", [2.0**-200, 2.0**200])
 def test_kappa_and_its_gradient_hold_at_any_scale(size):
     assert float(r.kappa(size * S)) == 4
     torch.testing.assert_close(size * r.kappa_gradient(size * S), r.kappa_gradient(S))
+
+
+def test_moments_that_a_map_sends_out_of_range_are_refused():
+    for size in (1e40, 1e-40):
+        with pytest.raises(NumericalError, match="moments of the mapped features"):
+            gram_of(torch.randn(5, 2) + 3).transform(size * torch.eye(2, dtype=F))
 
 
 def test_integers_get_a_fractional_answer():
     assert float(r.r_well(torch.tensor([[2, 0], [0, 1]]))) == 0.75
 
 
-def test_products_out_of_range_are_refused():
-    for size in (1e200, 1e-200):
-        with pytest.raises(NumericalError, match="product"):
-            r.feature_hessian(size * torch.ones(2, 2, dtype=F))
+def test_a_product_that_is_zero_is_no_fault():
     assert not r.linear_hessian(torch.eye(2, dtype=F), torch.zeros(2, 2, dtype=F)).any()
+    with pytest.raises(NumericalError, match="a product is too large for torch.float32"):
+        r.linear_hessian(1e20 * torch.eye(2), torch.eye(2))
 
 
 def test_rho_and_its_gradient_know_no_unit():
@@ -121,7 +122,7 @@ def test_rho_and_its_gradient_know_no_unit():
         return float(value.detach()), size * leaf.grad
 
     plain = both(1.0)
-    for size in (2.0**-900, 2.0**900):
+    for size in (2.0**-90, 2.0**90):
         value, gradient = both(size)
         assert value == plain[0]
         torch.testing.assert_close(gradient, plain[1], rtol=0, atol=1e-15)
@@ -129,30 +130,24 @@ def test_rho_and_its_gradient_know_no_unit():
 
 def test_certified_steps_scale_with_the_spectrum():
     sigma = torch.tensor([3.0, 2.0, 1.0], dtype=F)
-    for size in (2.0**-300, 2.0**300):
+    for size in (2.0**-60, 2.0**60):
         assert g.certified_well_step(size * sigma, 3) * size == g.certified_well_step(sigma, 3)
         assert g.certified_ill_step(size * sigma) / size**3 == g.certified_ill_step(sigma)
-    with pytest.raises(NumericalError, match="step size"):
-        g.certified_ill_step(1e200 * sigma)
-    with pytest.raises(InputError, match="1e-100 of the largest"):
-        g.certified_well_step(torch.tensor([1e300, 1e-300], dtype=F), 2)
 
 
 def test_the_ceiling_does_not_know_either_tasks_unit():
     torch.manual_seed(0)
     p, h = (torch.randn(20, 3, dtype=F) * torch.tensor([1.0, 2, 3]) for _ in range(2))
     plain = ceiling(gram_of(p), gram_of(h))
-    for a, b in ((1e60, 1e-60), (1e-60, 1e60), (1e139, 1e139)):
+    for a, b in ((1e30, 1e-30), (1e-30, 1e30), (1e31, 1e31)):
         assert ceiling(gram_of(a * p), gram_of(b * h)) == pytest.approx(plain, rel=1e-9)
-    with pytest.raises(NumericalError, match="ratio of the harmful to the primary"):
-        ceiling(gram_of(1e130 * p), gram_of(1e-130 * h))
 
 
 def test_a_norm_ratio_knows_no_unit():
     torch.manual_seed(0)
     x, y = torch.randn(20, 3, dtype=F), torch.randn(20, 1, dtype=F)
     plain = norm_ratio_curve(gram_of(x, y), 5)
-    torch.testing.assert_close(norm_ratio_curve(gram_of(1e120 * x, 1e-120 * y), 5), plain)
+    torch.testing.assert_close(norm_ratio_curve(gram_of(1e30 * x, 1e-30 * y), 5), plain)
 
 
 def test_descent_stays_at_the_optimum_when_only_rounding_is_left():
@@ -164,7 +159,7 @@ def test_descent_stays_at_the_optimum_when_only_rounding_is_left():
     torch.testing.assert_close(steps[-1], steps[1], rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize(("size", "ridge"), [(1e-155, 1.0), (1e200, 1e-6), (1e-200, 0.0)])
+@pytest.mark.parametrize(("size", "ridge"), [(1e-30, 1.0), (1e30, 1e-6), (1e-30, 0.0)])
 def test_the_preconditioned_gradient_holds_at_any_scale(size, ridge):
     layer = PreconditionedLinear(1, 1, bias=False, ridge=ridge, dtype=F)
     layer(torch.tensor([[3 * size]], dtype=F)).sum().backward()

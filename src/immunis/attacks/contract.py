@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from immunis.data.task import target_matrix
 from immunis.models.cut import Cut
-from immunis.theory.scale import carry, exponent_of
+from immunis.theory.scale import power_of_two
 from immunis.theory.scores import score
 
 LONG_BUDGET = 1000
@@ -199,21 +199,21 @@ class Features:
 
     def standardised(self) -> Features:
         """Return the problem with every feature centred and of unit deviation."""
-        z, exponent = self._unit()
+        z, power = self._unit()
         mean, deviation = z.mean(0), z.std(0)
         scale = torch.where(deviation > 1e-12 * deviation.max(), deviation, torch.inf)
-        return self.map(lambda z: (carry(z, -exponent) - mean) / scale)
+        return self.map(lambda z: (z / power - mean) / scale)
 
     def scaled(self) -> Features:
         """Return the problem with one common factor that makes the mean square one."""
-        z, exponent = self._unit()
+        z, power = self._unit()
         size = z.square().mean().sqrt()
-        return self.map(lambda z: carry(z, -exponent) / torch.where(size > 0, size, 1.0))
+        return self.map(lambda z: z / power / torch.where(size > 0, size, 1.0))
 
-    def _unit(self) -> tuple[Tensor, int]:
+    def _unit(self) -> tuple[Tensor, float]:
         """Features to fit on at unit scale, where their squares fit their dtype."""
-        exponent = exponent_of(self.z.abs().max())
-        return carry(self.z, -exponent), exponent
+        power = power_of_two(self.z)
+        return self.z / power, power
 
     def scores(self, predict: Predict) -> tuple[float, float]:
         """Score predictions (samples, outputs) on the validation and test parts.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from immunis.attacks.contract import Arena, Features, Meter, whiten_flops
 from immunis.theory.feature_maps import unit_rows
-from immunis.theory.gram import check_squares
+from immunis.theory.scale import check_size
 from immunis.theory.spectrum import eigh, relative_cutoff
 
 SAMPLES = 4  # to each feature, from which on whitening shows more than noise
@@ -66,7 +66,7 @@ def in_basis(arena: Arena, basis: str) -> tuple[Features, Meter]:
 
 def whitening(z: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Mean and ``(Σ + ridge·tr(Σ)/D·I)^{-1/2}`` on the range of Σ."""
-    check_squares(z.double(), "features")
+    check_size(z.double(), "features")
     mean = z.double().mean(0)
     centred = z.double() - mean
     values, vectors = eigh(centred.T @ centred / len(z))

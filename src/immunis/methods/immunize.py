@@ -29,7 +29,7 @@ from immunis.models.find_head import cut
 from immunis.models.heads import checked_head, compensated_head, invertible, least_squares_head
 from immunis.models.stages import feeds, parameters_below
 from immunis.theory.gram import as_extractor, check_pair, paired_grams
-from immunis.theory.scale import answer
+from immunis.theory.scale import in_dtype
 from immunis.training.hardware import Hardware, hardware_of
 from immunis.training.loop import fit
 from immunis.training.settings import Training, training_of
@@ -180,7 +180,7 @@ def _solve(
     old_head = least_squares_head(features) if head is None else checked_head(head, theta, tasks[0])
     new_head, exact = compensated_head(old_head, rounded, features)
     for part in (new_head.weight, nn.utils.parameters_to_vector(new_head.parameters())):
-        answer(part.detach(), 0, layer.weight.dtype, "the compensated head")
+        in_dtype(part.detach(), layer.weight.dtype, "the compensated head")
     new_head = new_head.to(layer.weight.device, layer.weight.dtype)
     said = {"method": method.name, **asdict(configured)}
     run = Run(given or tasks, said, solution.details, seed, time.perf_counter() - began)
@@ -283,9 +283,9 @@ def _layer(model: nn.Linear | Tensor, theta: Tensor, bias: Tensor | None) -> nn.
     like = model.weight if isinstance(model, nn.Linear) else model
     layer = nn.Linear(theta.shape[0], theta.shape[1], bias is not None, like.device, like.dtype)
     with torch.no_grad():
-        layer.weight.copy_(answer(theta.T, 0, like.dtype, "the immunized θ"))
+        layer.weight.copy_(in_dtype(theta.T, like.dtype, "the immunized θ"))
         if bias is not None:
-            layer.bias.copy_(answer(bias, 0, like.dtype, "the immunized bias"))
+            layer.bias.copy_(in_dtype(bias, like.dtype, "the immunized bias"))
     return layer.requires_grad_(False).eval()
 
 

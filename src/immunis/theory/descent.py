@@ -11,7 +11,7 @@ from torch import Tensor
 from immunis.core.errors import InputError
 from immunis.core.settings import whole
 from immunis.theory.gram import Gram
-from immunis.theory.scale import unit
+from immunis.theory.scale import power_of_two
 from immunis.theory.spectrum import Spectrum, eigh
 
 
@@ -34,7 +34,7 @@ def line_search(hessian: Tensor, cross: Tensor, start: Tensor | None = None) -> 
         noise = epsilon * (largest * w.abs().sum(0).max() + cross.abs().max())
         if bool(gradient.abs().max() <= noise):  # the optimum: what is left is rounding
             continue
-        way = unit(gradient)[0].to(gradient)  # where squares fit; their ratio is the same
+        way = gradient / power_of_two(gradient)  # where squares fit; their ratio is the same
         curvature = float((way * (hessian @ way)).sum())
         if curvature > 0:  # at the optimum the gradient is zero and w stays
             w = w - float(way.square().sum()) / curvature * gradient
@@ -53,11 +53,10 @@ def norm_ratio_curve(moments: Gram, steps: int = 100) -> Tensor:
     steps = whole(steps, "steps")
     if not moments.cross().shape[1]:
         raise InputError("the moments hold no targets; a norm ratio needs some: gram(task).")
-    hessian, cross = unit(moments.matrix())[0], unit(moments.cross())[0]  # the ratio has no unit
-    values, vectors = eigh(hessian)
+    values, vectors = eigh(moments.matrix())
     spectrum = Spectrum.of(moments)
-    kept, cross = values[: spectrum.rank], vectors[:, : spectrum.rank].T @ cross
-    optimum, _ = unit(cross / kept[:, None])  # in coordinates of the directions that data reaches
+    kept, cross = values[: spectrum.rank], vectors[:, : spectrum.rank].T @ moments.cross()
+    optimum = cross / kept[:, None]  # in coordinates of the directions that data reaches
     size = optimum.square().sum()
     if not float(size) > 0:
         raise InputError("the targets are orthogonal to every feature: probing starts at its end.")

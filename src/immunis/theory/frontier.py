@@ -17,7 +17,7 @@ from torch import Tensor
 from immunis.core.errors import InputError
 from immunis.theory.gram import Gram
 from immunis.theory.rir import rir
-from immunis.theory.scale import answer, carry, unit
+from immunis.theory.scale import in_dtype, power_of_two
 from immunis.theory.spectrum import Spectrum, eigh, quiet_spectrum
 
 
@@ -58,23 +58,18 @@ def whiten(primary: Spectrum, harmful: Spectrum) -> Whitened:
         )
     if not primary.rank or not harmful.rank:
         raise InputError("a Gram matrix is zero: every feature of that task is zero.")
-    (k_p, e), (k_h, f) = unit(primary.matrix), unit(harmful.matrix)
-    if e % 2:  # its root is taken
-        k_p, e = k_p / 2, e + 1
-    values, vectors = eigh(k_p)
+    values, vectors = eigh(primary.matrix)
     used, null = vectors[:, : primary.rank], vectors[:, primary.rank :]
     root = used * values[: primary.rank].rsqrt()
-    values_h, vectors_h = eigh(k_h)
+    size = 2 * power_of_two(harmful.matrix)  # κ(M) has no unit
+    values_h, vectors_h = eigh(harmful.matrix / size)
     factor = vectors_h[:, : harmful.rank] * values_h[: harmful.rank].sqrt()
     u, s, _ = torch.linalg.svd(root.T @ factor, full_matrices=True)
     mu = torch.zeros(primary.rank, dtype=torch.float64)
-    mu[: len(s)] = s**2
+    mu[: len(s)] = size * s**2
     inside = torch.linalg.svdvals(used.T @ factor) ** 2
-    rank = int((inside > carry(torch.tensor(harmful.cutoff, dtype=torch.float64), -f)).sum())
-    for part in (mu[:1], mu[max(rank, 1) - 1 : rank]):
-        answer(part, f - e, torch.float64, "the ratio of the harmful to the primary features")
-    basis = answer(root @ u, -e // 2, torch.float64, "a whitening of the primary features")
-    return Whitened(carry(mu, f - e), rank, basis, null, harmful.free_directions(primary))
+    rank = int((inside > harmful.cutoff / size).sum())
+    return Whitened(mu, rank, root @ u, null, harmful.free_directions(primary))
 
 
 def damped(gram: Gram, ridge: float) -> Spectrum:
@@ -134,4 +129,4 @@ def frontier(
     columns = whitened.basis * (mu / mu[-1]) ** (power / 2) if span > 0 else whitened.basis
     typical = columns.norm(dim=0).log().mean().exp()
     theta = torch.cat([columns, free_scale * typical * whitened.null], dim=1)
-    return answer(theta, 0, torch.float64, "θ on the frontier")
+    return in_dtype(theta, torch.float64, "θ on the frontier")

@@ -8,6 +8,7 @@ O(D²) memory, whatever the number of samples.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +21,10 @@ from immunis.core.errors import InputError, NumericalError
 from immunis.data.checks import EPS64, as_tensor, epsilon_of
 from immunis.data.split import Split
 from immunis.data.task import Task
-from immunis.theory.scale import answer, real, unit
+from immunis.theory.scale import LARGEST_MATRIX, check_size, real
 
 Extractor = Callable[[Tensor], Tensor]
 CHUNK_BYTES = 1 << 25
-LARGEST_FEATURE = 1e140  # beyond this (or below its inverse) squares and their ratios leave float64
 
 
 @dataclass
@@ -62,12 +62,6 @@ class Gram:
         if center:
             return self.scatter.clone()
         raw = torch.outer(self.mean, self.mean).mul_(self.samples).add_(self.scatter)
-        sizes = raw.diagonal()
-        if not bool(torch.isfinite(sizes).all()) or (self.mean.any() and not sizes.any()):
-            raise NumericalError(
-                f"means of {float(self.mean.abs().max()):.3g} have squares that leave float64's "
-                "range; rescale the features, or the map that made them."
-            )
         if not bias:
             return raw
         sums = self.samples * self.mean[:, None]
@@ -142,30 +136,20 @@ class Gram:
 
         Raises:
             InputError: if ``linear`` is not a finite real matrix of D rows.
-            NumericalError: if the moments leave float64's range.
+            NumericalError: if the moments leave the range of numbers that are taken.
         """
         linear = real(linear)
         if linear.shape[0] != self.dimension:
             raise InputError(
                 f"a map of shape {tuple(linear.shape)} came to {self.dimension} features."
             )
-        (t, e), (scatter, f), (cross, g) = map(unit, (linear, self.scatter, self.cross_scatter))
-        mean, h = unit(self.mean)
-        moments = (
-            (t.T @ mean, e + h),
-            (symmetric(t.T @ scatter @ t), 2 * e + f),
-            (t.T @ cross, e + g),
-        )
-        what = "a moment of the transformed features"
-        new = [answer(values, power, torch.float64, what) for values, power in moments]
-        return Gram(
-            self.samples,
-            new[0],
-            new[1],
-            self.target_mean,
-            new[2],
-            self.target_scatter,
-            self.epsilon,
+        linear = linear.detach().to("cpu", torch.float64)
+        check_size(linear, "numbers of the map", LARGEST_MATRIX)
+        mean, scatter = linear.T @ self.mean, symmetric(linear.T @ self.scatter @ linear)
+        for moment in (mean.square(), scatter):
+            check_size(moment, "moments of the mapped features", LARGEST_MATRIX, NumericalError)
+        return dataclasses.replace(
+            self, mean=mean, scatter=scatter, cross_scatter=linear.T @ self.cross_scatter
         )
 
 
@@ -191,20 +175,9 @@ def _block(features: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor, fl
             "row for each sample."
         )
     z, y = (values.detach().to("cpu", torch.float64) for values in (features, targets))
-    check_squares(z, "features")
-    check_squares(y, "targets")
+    check_size(z, "features")
+    check_size(y, "targets")
     return z, y, epsilon_of(features.dtype)
-
-
-def check_squares(values: Tensor, what: str) -> None:
-    """Refuse values whose squares, and the ratios of those, would leave float64's range."""
-    peak = float(values.abs().max()) if values.numel() else 0.0
-    if not peak <= LARGEST_FEATURE or 0 < peak < 1 / LARGEST_FEATURE:  # NaN fails the first
-        raise InputError(
-            f"{what} reach {peak:.3g} in size; between {1 / LARGEST_FEATURE:.0e} and "
-            f"{LARGEST_FEATURE:.0e} their squares fit float64. Drop NaN and infinite values, and "
-            f"rescale the {what}."
-        )
 
 
 def _centred(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from immunis.core.errors import InputError, NumericalError
-from immunis.theory.scale import answer, carry, exponent_of, unit
+from immunis.theory.scale import check_size, in_dtype
 
 
 class _Preconditioned(torch.autograd.Function):
@@ -38,21 +38,18 @@ class _Preconditioned(torch.autograd.Function):
         grad_weight = None
         if ctx.needs_input_grad[1]:
             x = inputs.reshape(-1, inputs.shape[-1]).to(torch.float64)
-            g, f = unit(grad.reshape(-1, grad.shape[-1]))
-            # at the scale of XᵀX + ridge·I, whichever is larger
-            e = exponent_of(x.abs().max())
-            e = max(e, exponent_of(ctx.ridge) // 2) if ctx.ridge else e
-            x = carry(x, -e)
+            check_size(x, "inputs of the layer", error=NumericalError)
             gram = x.T @ x
-            gram.diagonal().add_(carry(gram.new_tensor(ctx.ridge), -2 * e))
+            gram.diagonal().add_(ctx.ridge)
             factor, failed = torch.linalg.cholesky_ex(gram)
             if int(failed):
                 raise NumericalError(
                     f"XᵀX + {ctx.ridge:g}·I is singular in this batch of {len(x)} samples and "
                     f"{x.shape[1]} features; raise ridge or the batch size."
                 )
-            solved = torch.cholesky_solve(x.T @ g, factor).T
-            grad_weight = answer(solved, f - e, weight.dtype, "the preconditioned gradient")
+            plain = x.T @ grad.reshape(-1, grad.shape[-1]).to(torch.float64)
+            solved = torch.cholesky_solve(plain, factor).T
+            grad_weight = in_dtype(solved, weight.dtype, "the preconditioned gradient")
         grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.has_bias else None
         return grad_inputs, grad_weight, grad_bias, None
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from immunis.core.errors import InputError
-from immunis.theory.scale import carry, square, unit
+from immunis.theory.scale import square
 from immunis.theory.spectrum import relative_cutoff
 
 TURNS, SQUARINGS = 5, 4  # at most so many turns, of so many squarings each
@@ -37,12 +37,12 @@ def leading_projector(matrix: Tensor) -> tuple[Tensor, Tensor]:
     ``e^(−2ʲδ)``, so ``‖SP − σ₁P‖ ≤ D·σ₁/(e·2ʲ)`` whatever the gaps; squaring ends early where it
     changes nothing any more.
     """
-    s, exponent = unit(square(matrix))
+    s = square(matrix).detach().to(torch.float64)
     size = s.diagonal().sum()
     if not bool(size > 0):
         raise InputError("the trace is not positive: the matrix is zero, or no Gram matrix.")
     power = _squared(s / size)
-    return carry((s * power).sum(), exponent), power
+    return (s * power).sum(), power
 
 
 def _squared(power: Tensor, turns: int = TURNS) -> Tensor:
@@ -67,7 +67,7 @@ def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None
     above σ₁, and what is then smallest leads the inverse. It has to lie ten times above the
     cut-off, which bounds its error as it does that of ``eigh``; else let ``eigh`` decide.
     """
-    s, exponent = unit(square(matrix))
+    s = square(matrix).detach().to(torch.float64)
     size = s.diagonal().sum()
     if not bool(size > 0):
         return None
@@ -80,7 +80,7 @@ def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None
     if found is None:
         return None
     smallest, bottom, rank = found
-    return End(carry(smallest * size, exponent), bottom, rank)
+    return End(smallest * size, bottom, rank)
 
 
 def _lowest(

@@ -20,16 +20,16 @@ from immunis.core.distributed import summed_with_gradient, world
 from immunis.core.errors import InputError, NumericalError
 from immunis.theory.gram import symmetric
 from immunis.theory.projectors import End, leading_projector, trailing_projector
-from immunis.theory.scale import answer, real, unit
+from immunis.theory.scale import LARGEST_MATRIX, check_size, in_dtype, real
 from immunis.theory.spectrum import eigh, relative_cutoff
+
+Pair = tuple[Tensor, Tensor]  # value and gradient
 
 
 def linear_hessian(theta: Tensor, gram: Tensor) -> Tensor:
     """Return ``H(θ) = θᵀKθ``, the Hessian of ℓ2 probing on ``xᵀθ`` (paper, eq. 6)."""
     theta, gram = real(theta), real(gram)
-    hessian = symmetric(theta.mT @ gram @ theta)
-    _check_product(hessian, theta.mT, gram, theta)
-    return hessian
+    return symmetric(_product(theta.mT, gram, theta))
 
 
 def feature_hessian(features: Tensor, *, across: bool = False) -> Tensor:
@@ -38,32 +38,24 @@ def feature_hessian(features: Tensor, *, across: bool = False) -> Tensor:
     With ``across`` the batch is what all processes of a distributed run hold together.
     """
     features = real(features).to(torch.float64)
-    hessian = symmetric(features.mT @ features)
     if not across or world() == 1:  # processes must not part ways: what reads the sum refuses it
-        _check_product(hessian, features.mT, features)
+        check_size(features, "features", error=NumericalError)
+    hessian = symmetric(features.mT @ features)
     return summed_with_gradient(hessian) if across else hessian
 
 
 def hessian_to_theta(theta: Tensor, gram: Tensor, gradient: Tensor) -> Tensor:
-    """Chain rule ``∇_θ R(θᵀKθ) = 2Kθ·∇_H R`` for a symmetric ``∇_H R`` (paper, theorem 4.2)."""
-    theta, gram, gradient = real(theta), real(gram), real(gradient)
-    found = 2 * gram @ theta @ gradient
-    _check_product(found, gram, theta, gradient)
-    return found
+    """Return ``∇_θ R(θᵀKθ) = 2Kθ·∇_H R`` for a symmetric ``∇_H R`` (paper, theorem 4.2)."""
+    return 2 * _product(real(gram), real(theta), real(gradient))
 
 
-def _check_product(product: Tensor, *factors: Tensor) -> None:
-    """Refuse a product of these factors that float64 (or its dtype) cannot hold."""
-    limits, size = torch.finfo(product.dtype), float(product.detach().abs().max())
-    if size <= limits.max and size * limits.eps >= limits.tiny:
-        return
-    units = [unit(factor)[0] for factor in factors]
-    if size <= limits.max and not bool(functools.reduce(torch.matmul, units).any()):
-        return  # zero, and rightly so
-    raise NumericalError(
-        f"a product of matrices reaches {size:.3g}; {product.dtype} holds {limits.tiny:.0e} to "
-        f"{limits.max:.0e}. Rescale the features or θ; in training, lower the step size."
-    )
+def _product(*factors: Tensor) -> Tensor:
+    """Product of matrices, by way of float64, where it fits."""
+    for factor in factors:
+        check_size(factor, "numbers of a matrix", LARGEST_MATRIX, NumericalError)
+    product = functools.reduce(torch.matmul, (factor.to(torch.float64) for factor in factors))
+    dtypes = (factor.dtype for factor in factors)
+    return in_dtype(product, functools.reduce(torch.promote_types, dtypes), "a product")
 
 
 def _singular(
@@ -109,20 +101,19 @@ def _extreme(u: Tensor, sigma: Tensor, v: Tensor, at: int) -> Tensor:
 # The same three from projectors, without leaving the accelerator.
 
 
-def _well_of(matrix: Tensor, largest: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    s, p = matrix.detach().to(torch.float64), len(matrix)
-    value = (largest**2 - s.square().sum() / p) / 2
-    return value.to(matrix), (largest * top - s / p).to(matrix)
+def _well_of(s: Tensor, largest: Tensor, top: Tensor) -> Pair:
+    return (largest**2 - s.square().sum() / len(s)) / 2, largest * top - s / len(s)
 
 
-def _ill_of(matrix: Tensor, smallest: Tensor, bottom: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    size = matrix.detach().to(torch.float64).diagonal().sum()
-    s, low = matrix.detach().to(torch.float64) / size, smallest / size
-    gap = (s.square().sum() / k - low**2) / 2
-    if float(gap) < 10 * relative_cutoff(k) * float(low**2):
-        return matrix.new_full((), float("inf")), torch.zeros_like(matrix)
-    gradient = (low * bottom - s / k) / gap**2 / size**3
-    return (1 / gap / size**2).to(matrix), gradient.to(matrix)
+def _ill_of(s: Tensor, smallest: Tensor, bottom: Tensor, k: int) -> Pair:
+    gap = (s.square().sum() / k - smallest**2) / 2
+    if float(gap) < 10 * relative_cutoff(k) * float(smallest**2):
+        return s.new_full((), float("inf")), torch.zeros_like(s)
+    return 1 / gap, (smallest * bottom - s / k) / gap**2
+
+
+def _kappa_of(largest: Tensor, top: Tensor, smallest: Tensor, bottom: Tensor) -> Pair:
+    return largest / smallest, (top - largest / smallest * bottom) / smallest
 
 
 def _lower(matrix: Tensor, rank: int | None, dtype: torch.dtype) -> End | None:
@@ -131,13 +122,6 @@ def _lower(matrix: Tensor, rank: int | None, dtype: torch.dtype) -> End | None:
         return None
     end = trailing_projector(matrix, relative_cutoff(len(matrix), dtype=dtype))
     return end if end is not None and rank in (None, end.rank) else None
-
-
-def _kappa_of(
-    matrix: Tensor, largest: Tensor, top: Tensor, smallest: Tensor, bottom: Tensor
-) -> tuple[Tensor, Tensor]:
-    ratio = largest / smallest
-    return ratio.to(matrix), ((top - ratio * bottom) / smallest).to(matrix)
 
 
 class _ClosedForm(torch.autograd.Function):
@@ -159,76 +143,65 @@ def closed_form(source: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
     return _ClosedForm.apply(source, value, gradient)
 
 
-Pair = tuple[Tensor, Tensor]
+Formula = Callable[[Tensor, int | None, torch.dtype], Pair]
 
 
-def _homogeneous(
-    formula: Callable[[Tensor, torch.dtype], Pair], matrix: Tensor, degree: int, what: str
-) -> Pair:
-    """Value and gradient of a formula that is homogeneous of some degree, at unit scale.
-
-    An infinite value (R_ill at κ = 1) is handed on as it is.
-    """
-    s, exponent = unit(matrix)
-    value, gradient = formula(s, matrix.dtype)
-    powers = degree * exponent, (degree - 1) * exponent
+def _evaluated(formula: Formula, matrix: Tensor, rank: int | None, what: str) -> Pair:
+    """Value and gradient in float64, brought to the matrix's dtype; ∞ (R_ill at κ = 1) stays."""
+    check_size(matrix, "numbers of the matrix", LARGEST_MATRIX, NumericalError)
+    value, gradient = formula(matrix.detach().to(torch.float64), rank, matrix.dtype)
     if not bool(torch.isinf(value)):
-        value = answer(value, powers[0], matrix.dtype, what)
-    gradient = answer(gradient, powers[1], matrix.dtype, f"the gradient of {what}")
+        value = in_dtype(value, matrix.dtype, what)
+    gradient = in_dtype(gradient, matrix.dtype, f"the gradient of {what}")
     return value.to(matrix), gradient.to(matrix)
 
 
-def _well(matrix: Tensor) -> Pair:
-    def formula(s: Tensor, dtype: torch.dtype) -> Pair:
-        if not bool(s.any()):
-            return s.new_zeros(()), torch.zeros_like(s)
-        if s.is_cuda:
-            return _well_of(s, *leading_projector(s))
-        p = min(s.shape)
-        u, sigma, v = _singular(s, p)  # rank plays no part
-        gaps = (sigma[0] - sigma) * (sigma[0] + sigma)  # sums of these do not cancel
-        return gaps.mean() / 2, _extreme(u, sigma, v, 0) - s.to("cpu") / p
-
-    return _homogeneous(formula, matrix, 2, "R_well")
+def _well(s: Tensor, rank: int | None = None, dtype: torch.dtype = torch.float64) -> Pair:
+    if not bool(s.any()):
+        return s.new_zeros(()), torch.zeros_like(s)
+    p = min(s.shape)
+    if s.is_cuda:
+        return _well_of(s, *leading_projector(s))
+    u, sigma, v = _singular(s, p)  # rank plays no part
+    gaps = (sigma[0] - sigma) * (sigma[0] + sigma)  # sums of these do not cancel
+    return gaps.mean() / 2, _extreme(u, sigma, v, 0) - s.to("cpu") / p
 
 
 def r_well(matrix: Tensor) -> Tensor:
-    """``R_well(S) = ½‖S‖₂² − ‖S‖²_F/2p``, p the smaller side (Nenov et al. 2024; paper, eq. 3).
+    """Return ``R_well(S) = ½‖S‖₂² − ‖S‖²_F/2p``, p the smaller side (paper, eq. 3).
 
-    Non-negative, zero only for S = 0 or a full-rank S with κ = 1; minimising it lowers κ.
+    Non-negative, zero only for S = 0 or a full-rank S with κ = 1; minimising it lowers κ
+    (Nenov et al. 2024).
 
     >>> float(r_well(torch.diag(torch.tensor([2.0, 1.0]))))
     0.75
     """
     matrix = real(matrix)
-    return closed_form(matrix, *_well(matrix))
+    return closed_form(matrix, *_evaluated(_well, matrix, None, "R_well"))
 
 
 def r_well_gradient(matrix: Tensor) -> Tensor:
-    """``∇_S R_well = σ₁u₁v₁ᵀ − S/p`` (paper, theorem A.1(3)); zero at ``S = 0``."""
-    return _well(real(matrix))[1]
+    """Return ``∇_S R_well = σ₁u₁v₁ᵀ − S/p`` (paper, theorem A.1(3)); zero at ``S = 0``."""
+    return _evaluated(_well, real(matrix), None, "R_well")[1]
 
 
-def _ill(matrix: Tensor, rank: int | None) -> Pair:
-    def formula(s: Tensor, dtype: torch.dtype) -> Pair:
-        if (end := _lower(s, rank, dtype)) is not None:
-            return _ill_of(s, *end)
-        u, sigma, v = _singular(s, rank, dtype)
-        if not len(sigma) or bool(tied(sigma, -1).all()):
-            return s.new_full((), float("inf")), torch.zeros_like(s)
-        gap = ill_gap(sigma)
-        return 1 / gap, (_extreme(u, sigma, v, -1) - s.to("cpu") / len(sigma)) / gap**2
-
-    return _homogeneous(formula, matrix, -2, "R_ill")
+def _ill(s: Tensor, rank: int | None = None, dtype: torch.dtype = torch.float64) -> Pair:
+    if (end := _lower(s, rank, dtype)) is not None:
+        return _ill_of(s, *end)
+    u, sigma, v = _singular(s, rank, dtype)
+    if not len(sigma) or bool(tied(sigma, -1).all()):
+        return s.new_full((), float("inf")), torch.zeros_like(s)
+    gap = ill_gap(sigma)
+    return 1 / gap, (_extreme(u, sigma, v, -1) - s.to("cpu") / len(sigma)) / gap**2
 
 
 def ill_gap(sigma: Tensor) -> Tensor:
-    """``‖S‖²_F/2k − σ_k²/2`` of non-zero singular values, summed without cancellation."""
+    """Return ``1/R_ill = ‖S‖²_F/2k − σ_k²/2`` of non-zero singular values, without cancellation."""
     return ((sigma - sigma[-1]) * (sigma + sigma[-1])).mean() / 2
 
 
 def r_ill(matrix: Tensor, rank: int | None = None) -> Tensor:
-    """``R_ill(S) = 1/(‖S‖²_F/2k − σ_k²/2)``, with k the rank (paper, eq. 8).
+    """Return ``R_ill(S) = 1/(‖S‖²_F/2k − σ_k²/2)``, with k the rank (paper, eq. 8).
 
     Pass ``rank`` where theory knows it (θᵀKθ has the rank of K); otherwise it is numerical.
     Non-negative; minimising it raises κ. Infinite, with gradient zero, where all non-zero
@@ -238,39 +211,36 @@ def r_ill(matrix: Tensor, rank: int | None = None) -> Tensor:
     1.3333333333333333
     """
     matrix = real(matrix)
-    return closed_form(matrix, *_ill(matrix, rank))
+    return closed_form(matrix, *_evaluated(_ill, matrix, rank, "R_ill"))
 
 
 def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
-    """``∇_S R_ill = (σ_k u_k v_kᵀ − S/k)·R_ill²`` (paper, theorem 4.1(3))."""
-    return _ill(real(matrix), rank)[1]
+    """Return ``∇_S R_ill = (σ_k u_k v_kᵀ − S/k)·R_ill²`` (paper, theorem 4.1(3))."""
+    return _evaluated(_ill, real(matrix), rank, "R_ill")[1]
 
 
-def _kappa(matrix: Tensor, rank: int | None) -> Pair:
-    def formula(s: Tensor, dtype: torch.dtype) -> Pair:
-        if (end := _lower(s, rank, dtype)) is not None:
-            return _kappa_of(s, *leading_projector(s), end.smallest, end.bottom)
-        u, sigma, v = _singular(s, rank, dtype)
-        if not len(sigma) or not bool(sigma[-1] > 0):
-            raise InputError("the matrix is zero, so its condition number is undefined.")
-        kappa = sigma[0] / sigma[-1]
-        return kappa, kappa * (
-            _extreme(u, sigma, v, 0) / sigma[0] ** 2 - _extreme(u, sigma, v, -1) / sigma[-1] ** 2
-        )
-
-    return _homogeneous(formula, matrix, 0, "κ")
+def _kappa(s: Tensor, rank: int | None = None, dtype: torch.dtype = torch.float64) -> Pair:
+    if (end := _lower(s, rank, dtype)) is not None:
+        return _kappa_of(*leading_projector(s), end.smallest, end.bottom)
+    u, sigma, v = _singular(s, rank, dtype)
+    if not len(sigma) or not bool(sigma[-1] > 0):
+        raise InputError("the matrix is zero, so its condition number is undefined.")
+    kappa = sigma[0] / sigma[-1]
+    return kappa, kappa * (
+        _extreme(u, sigma, v, 0) / sigma[0] ** 2 - _extreme(u, sigma, v, -1) / sigma[-1] ** 2
+    )
 
 
 def kappa(matrix: Tensor, rank: int | None = None) -> Tensor:
-    """``κ(S) = σ₁/σ_k``, differentiable; what the *Opt κ* baseline descends on.
+    """Return ``κ(S) = σ₁/σ_k``, differentiable; what the *Opt κ* baseline descends on.
 
     >>> float(kappa(torch.diag(torch.tensor([6.0, 2.0, 0.0]))))
     3.0
     """
     matrix = real(matrix)
-    return closed_form(matrix, *_kappa(matrix, rank))
+    return closed_form(matrix, *_evaluated(_kappa, matrix, rank, "κ"))
 
 
 def kappa_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
-    """``∇_S κ = u₁v₁ᵀ/σ_k − (σ₁/σ_k²)·u_k v_kᵀ``, averaged over ties; zero at κ = 1."""
-    return _kappa(real(matrix), rank)[1]
+    """Return ``∇_S κ = u₁v₁ᵀ/σ_k − (σ₁/σ_k²)·u_k v_kᵀ``, averaged over ties; zero at κ = 1."""
+    return _evaluated(_kappa, real(matrix), rank, "κ")[1]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from immunis.core.errors import InputError, NumericalError
 from immunis.theory.gram import Gram
-from immunis.theory.scale import answer, unit
 from immunis.theory.spectrum import eigh, relative_cutoff
 
 
@@ -44,9 +43,8 @@ def ridge_probe(gram: Gram, ridge: float = 1e-6) -> tuple[Tensor, Tensor]:
     """
     if not 0 < ridge < math.inf:
         raise InputError(f"ridge must be positive and finite, got {ridge}.")
-    (scatter, e), (cross, f) = unit(gram.scatter), unit(gram.cross_scatter)
-    solved = ridge_weights(scatter, cross, ridge * float(scatter.diagonal().mean()), 0.0)
-    weights = answer(solved, f - e, torch.float64, "a weight of the ridge probe")
+    damping = ridge * float(gram.scatter.diagonal().mean())
+    weights = ridge_weights(gram.scatter, gram.cross_scatter, damping, 0.0)
     return weights, gram.target_mean - gram.mean @ weights
 
 

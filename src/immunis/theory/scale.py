@@ -1,8 +1,7 @@
-"""Numbers at unit scale: a power of two is taken out before squaring and put back after.
+"""The range of numbers that the theory takes.
 
-Squares, cubes and inverses leave the range of float64 long before the numbers themselves do.
-Multiplying by a power of two is exact, so what is homogeneous is computed at unit scale and its
-answer carried back. An answer that its dtype cannot hold is refused: never infinite, never 0.
+Squares, cubes and inverses leave float64 long before the numbers themselves do. Every entry point
+checks once that sizes lie where fourth powers and their ratios fit; nothing inside rescales.
 """
 
 from __future__ import annotations
@@ -13,73 +12,62 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from immunis.core.errors import InputError, NumericalError
+from immunis.core.errors import ImmunisError, InputError, NumericalError
 from immunis.data.checks import as_tensor
 
+LARGEST_FEATURE = 1e32  # of features and targets
+LARGEST_MATRIX = 1e68  # of Gram matrices, and of what is as large
 
-def exponent_of(peak: float | Tensor) -> int:
-    """Return e with ``2^(e−1) ≤ peak < 2^e``, or 0 for a peak of zero.
 
-    Raises:
-        NumericalError: if the peak is NaN or infinite.
-    """
-    if not math.isfinite(peak):
-        raise NumericalError(
-            "a matrix holds NaN or infinities: an earlier step diverged, or the data does. Drop "
-            "such rows; in training, lower the step size or the weights of the regularizers."
+def check_size(
+    values: Tensor,
+    what: str,
+    largest: float = LARGEST_FEATURE,
+    error: type[ImmunisError] = InputError,
+) -> None:
+    """Raise ``error`` unless ``max|values|`` is 0 or between ``1/largest`` and ``largest``."""
+    peak = float(values.detach().abs().max()) if values.numel() else 0.0
+    if not peak <= largest or 0 < peak < 1 / largest:  # NaN fails the first
+        raise error(
+            f"{what} reach {peak:.3g} in size; expected 0, or {1 / largest:.0e} to {largest:.0e}. "
+            "Drop NaN and infinities, and rescale the rest; in training, lower the step size or "
+            "the weights of the regularizers."
         )
-    return math.frexp(float(peak))[1]
 
 
-def carry(values: Tensor, exponent: int) -> Tensor:
-    """Return ``values·2^exponent``; exact where the answer fits float64.
-
-    >>> carry(torch.tensor(3.0, dtype=torch.float64), -1070).item() > 0
-    True
-    """
-    half = exponent // 2
-    for part in (half, exponent - half):  # one factor alone could leave the range
-        values = values * 2.0 ** min(max(part, -1022), 1023)
-    return values
-
-
-def unit(values: Tensor) -> tuple[Tensor, int]:
-    """Return ``values/2^e`` in float64, the largest of them in [½, 1), and e.
-
-    >>> unit(torch.tensor([0.0, 12.0]))
-    (tensor([0.0000, 0.7500], dtype=torch.float64), 4)
-    """
-    values = values.detach().to(torch.float64)
-    exponent = exponent_of(values.abs().max()) if values.numel() else 0
-    return carry(values, -exponent), exponent
-
-
-def answer(values: Tensor, exponent: int, dtype: torch.dtype, what: str) -> Tensor:
-    """Return ``values·2^exponent`` in a dtype that can hold it.
-
-    Raises:
-        NumericalError: if the largest of the values would become infinite, or fall below the
-            smallest normal number of the dtype.
-    """
-    found = carry(values, exponent).to(dtype)
-    limits, size = torch.finfo(dtype), float(found.abs().max()) if found.numel() else 0.0
+def in_dtype(values: Tensor, dtype: torch.dtype, what: str) -> Tensor:
+    """Return values in a dtype; raise ``NumericalError`` if the largest leaves its range."""
+    found, limits = values.to(dtype), torch.finfo(dtype)
+    size = float(found.detach().abs().max()) if found.numel() else 0.0
     if not size <= limits.max or (size < limits.tiny and bool(values.any())):
         fault = "too small" if size <= limits.max else "too large"
         raise NumericalError(
-            f"{what} is {fault} for {dtype}, which holds "
-            f"{limits.tiny:.0e} to {limits.max:.0e}. Rescale the features or the matrix"
-            f"{', or pass it in float64' if dtype != torch.float64 else ''}; in training, lower "
-            "the step size."
+            f"{what} is {fault} for {dtype}, which holds {limits.tiny:.0e} to {limits.max:.0e}. "
+            "Rescale the features or the matrix, or pass it in float64; in training, lower the "
+            "step size."
         )
     return found
 
 
-def real(matrix: Tensor | np.ndarray) -> Tensor:
-    """Return a real matrix as a tensor, integers as float64; refuse anything else.
+def power_of_two(values: Tensor) -> float:
+    """Return the power of two p with ``p ≤ max|values| < 2p``; 1 for zeros.
+
+    Dividing by it is exact.
 
     Raises:
-        InputError: for what ``as_tensor`` refuses, no numbers, or another number of dimensions.
+        NumericalError: if a value is NaN or infinite.
+
+    >>> power_of_two(torch.tensor([0.0, -12.0]))
+    8.0
     """
+    peak = float(values.detach().abs().max()) if values.numel() else 0.0
+    if not math.isfinite(peak):
+        raise NumericalError("features hold NaN or infinities: drop such rows.")
+    return math.ldexp(1.0, math.frexp(peak)[1] - 1) if peak else 1.0
+
+
+def real(matrix: Tensor | np.ndarray) -> Tensor:
+    """Return a real matrix as a tensor, integers as float64; raise ``InputError`` otherwise."""
     matrix = as_tensor(matrix, "the matrix")
     if matrix.ndim != 2 or not matrix.numel():
         raise InputError(f"expected a matrix, got shape {tuple(matrix.shape)}.")
@@ -87,11 +75,7 @@ def real(matrix: Tensor | np.ndarray) -> Tensor:
 
 
 def square(matrix: Tensor | np.ndarray) -> Tensor:
-    """Return a real square matrix as ``real`` does.
-
-    Raises:
-        InputError: for what ``real`` refuses, or sides that differ.
-    """
+    """Return a real square matrix as ``real`` does."""
     matrix = real(matrix)
     if matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"expected a square matrix, got shape {tuple(matrix.shape)}.")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from immunis.core.errors import NumericalError
 from immunis.data.task import Task
-from immunis.theory.scale import carry, unit
+from immunis.theory.scale import power_of_two
 
 
 def score(predictions: Tensor, labels: Tensor, kind: str) -> float:
@@ -35,11 +35,12 @@ def score(predictions: Tensor, labels: Tensor, kind: str) -> float:
     errors = predictions.double() - labels
     if not bool(torch.isfinite(errors).all()):
         return -math.inf
-    (errors, e), (spread, f) = unit(errors), unit(labels - labels[0])  # R² has no unit
-    variance = (spread - spread.mean(0)).square().sum()
+    spread = labels - labels[0]
     if not bool(spread.any()):
         return -math.inf if bool(errors.any()) else 1.0
-    return float(1 - carry(errors.square().sum() / variance, 2 * (e - f)))
+    size = power_of_two(spread)  # R² has no unit
+    variance = (spread / size - (spread / size).mean(0)).square().sum()
+    return float(1 - (errors / size).square().sum() / variance)
 
 
 def class_scores(guesses: Tensor, labels: Tensor, classes: int) -> list[float]:

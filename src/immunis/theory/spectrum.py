@@ -19,10 +19,9 @@ from torch import Tensor
 from immunis.core.errors import InputError, NumericalError, RankWarning
 from immunis.data.checks import EPS64
 from immunis.theory.gram import Gram
-from immunis.theory.scale import square
+from immunis.theory.scale import LARGEST_MATRIX, check_size, square
 
 REFERENCE_SHIFT = 1e-6
-LARGEST_MATRIX = 1e290  # beyond this (or below its inverse) a spectrum leaves float64's range
 COARSEST = 0.1  # share of λ_max that rounding may reach before a spectrum says nothing
 
 
@@ -102,14 +101,7 @@ class Spectrum:
         source = square(source)
         matrix = source.detach().to("cpu", torch.float64)
         scale = matrix.abs().max()
-        if not bool(torch.isfinite(scale)):
-            raise InputError("the matrix holds NaN or infinities; its spectrum is undefined.")
-        if not float(scale) <= LARGEST_MATRIX or 0 < float(scale) < 1 / LARGEST_MATRIX:
-            raise InputError(
-                f"the matrix reaches {float(scale):.3g} in size; between "
-                f"{1 / LARGEST_MATRIX:.0e} and {LARGEST_MATRIX:.0e} its eigenvalues and the "
-                "cut-off below them fit float64. Rescale it."
-            )
+        check_size(scale, "numbers of the matrix", LARGEST_MATRIX)
         share = relative_cutoff(len(matrix), epsilon, source.dtype)
         slack = min(10 * share, COARSEST)
         if float((matrix - matrix.T).abs().max()) > max(1e-8, slack) * float(scale):
@@ -199,10 +191,7 @@ def reference_condition_number(matrix: Tensor | np.ndarray) -> float:
     the order of summation. Use ``Spectrum.condition_number`` for anything else.
     """
     matrix = square(matrix).detach().to("cpu", torch.float64)
-    if not float(matrix.abs().max()) <= LARGEST_MATRIX:
-        raise InputError(
-            f"the matrix holds NaN, infinities or numbers beyond {LARGEST_MATRIX:.0e}."
-        )
+    check_size(matrix, "numbers of the matrix", LARGEST_MATRIX)
     eye = torch.eye(len(matrix), dtype=torch.float64)
     values = torch.linalg.eigvalsh(matrix + REFERENCE_SHIFT * eye)
     kept = values[values > REFERENCE_SHIFT]

@@ -1,8 +1,10 @@
-"""Certified steps: by how much an R_well or R_ill step moves κ, in closed form.
+"""Certified steps: by how much an R_well or R_ill step moves κ (corrects the paper's theorem 4.3).
 
-Under a pure R_well or R_ill step the eigenvalues of H(θ) move in closed form, so the
-exact set of step sizes that lowers (or raises) κ follows from three eigenvalues. The
-intervals printed in the paper's theorem 4.3 are neither sufficient nor necessary.
+Under a pure R_well or R_ill step the eigenvalues of H(θ) move in closed form, so the exact set
+of step sizes that lowers (or raises) κ follows from three eigenvalues. The intervals printed in
+theorem 4.3 are neither sufficient nor necessary.
+
+Throughout, ``eigenvalues`` are the k non-zero eigenvalues of H(θ) and ``dimension`` is D.
 """
 
 from __future__ import annotations
@@ -16,62 +18,38 @@ from torch import Tensor
 from immunis.core.errors import InputError
 from immunis.data.checks import as_tensor
 from immunis.theory.regularizers import ill_gap, tied
-from immunis.theory.scale import answer, carry, unit
+from immunis.theory.scale import LARGEST_MATRIX
 
 Steps = tuple[tuple[float, float], ...]
-SPAN = 1e-100  # smallest share of the largest eigenvalue whose powers fit float64
 
 
-def _sorted_positive(eigenvalues: Tensor) -> tuple[Tensor, int]:
-    """Eigenvalues at unit scale, largest first, and the exponent of the power of two taken out."""
+def _sorted_positive(eigenvalues: Tensor, dimension: float = math.inf) -> Tensor:
+    """Return eigenvalues in float64, largest first, checked."""
     sigma = as_tensor(eigenvalues, "eigenvalues").detach().to("cpu", torch.float64).reshape(-1)
     sigma = sigma.sort(descending=True).values
-    if not len(sigma) or not bool((sigma > 0).all()) or not bool(torch.isfinite(sigma).all()):
+    least = 1 / LARGEST_MATRIX
+    if not len(sigma) or not bool(((sigma >= least) & (sigma <= LARGEST_MATRIX)).all()):
         raise InputError(
-            "steps are certified from the non-zero eigenvalues of H(θ): all must be positive and "
-            "finite. Drop the zero ones first (Spectrum.rank says how many remain)."
+            "steps are certified from the non-zero eigenvalues of H(θ): all must be positive, "
+            f"{least:.0e} to {LARGEST_MATRIX:.0e}. Drop the zero ones (Spectrum.rank says how many "
+            "remain)."
         )
-    scaled, exponent = unit(sigma)
-    if not float(scaled[-1]) >= SPAN:
-        raise InputError(
-            f"eigenvalues from {float(sigma[0]):.3g} down to {float(sigma[-1]):.3g} came; the "
-            f"smallest must be at least {SPAN:.0e} of the largest. Drop those that are zero."
-        )
-    return scaled, exponent
-
-
-def _checked_dimension(dimension: int, sigma: Tensor) -> int:
     if not dimension >= len(sigma):
         raise InputError(f"{len(sigma)} eigenvalues came for {dimension} dimensions.")
-    return dimension
-
-
-def _size(step: float, exponent: int) -> float:
-    """A step size times a power of two; 0 and ∞ stay what they are."""
-    if step == 0 or math.isinf(step):
-        return step
-    size = torch.tensor(step, dtype=torch.float64)
-    return float(answer(size, exponent, torch.float64, "a step size"))
-
-
-def _moved(sigma: Tensor, step: float, slope: Tensor, exponent: int, power: int) -> Tensor:
-    """``σ(1 − 2η·slope·σ)²`` for a step η that scales with σ to some power, at its own scale."""
-    if not math.isfinite(step):
-        raise InputError(f"a step size must be finite, got {step}.")
-    eta = carry(torch.tensor(step, dtype=torch.float64), -power * exponent)
-    after = sigma * (1 - 2 * eta * slope * sigma) ** 2
-    return answer(after, exponent, torch.float64, "an eigenvalue after the step")
+    return sigma
 
 
 def eigenvalues_after_well_step(eigenvalues: Tensor, step: float, dimension: int) -> Tensor:
-    """Eigenvalues of H after ``θ ← θ(I − 2η·∇_H R_well)``, in the order they came (largest first).
+    """Return the eigenvalues of H after ``θ ← θ(I − 2η·∇_H R_well)``, in the order they came.
 
     ``σ₁' = σ₁(1 − 2η(1/m − 1/D)σ₁)²`` for the m-fold largest, ``σᵢ' = σᵢ(1 + 2ησᵢ/D)²`` below.
     """
-    sigma, exponent = _sorted_positive(eigenvalues)
+    sigma = _sorted_positive(eigenvalues, dimension)
+    if not math.isfinite(step):
+        raise InputError(f"a step size must be finite, got {step}.")
     top = tied(sigma, 0)
-    slope = top.to(sigma) / int(top.sum()) - 1 / _checked_dimension(dimension, sigma)
-    return _moved(sigma, step, slope, exponent, -1)
+    slope = top.to(sigma) / int(top.sum()) - 1 / dimension
+    return sigma * (1 - 2 * step * slope * sigma) ** 2
 
 
 def well_steps(eigenvalues: Tensor, dimension: int) -> Steps:
@@ -80,38 +58,36 @@ def well_steps(eigenvalues: Tensor, dimension: int) -> Steps:
     A union of at most two open intervals, possibly empty (κ = 1 already). Only σ₁, the next
     smaller eigenvalue σ₂ and the smallest σ_k enter: with ``f₁ = √σ₁|1−2aσ₁η|`` and
     ``fᵢ = √σᵢ(1+2σᵢη/D)``, κ falls exactly when f₁ and f₂ stay below ``√κ·min(f₁, f_k)``.
+
+    >>> well_steps(torch.tensor([4.0, 1.0]), 2)
+    ((0.0, 0.17647058823529413), (0.3333333333333333, 0.6666666666666666))
     """
-    sigma, exponent = _sorted_positive(eigenvalues)
-    _checked_dimension(dimension, sigma)
-    top = tied(sigma, 0)
-    m = int(top.sum())
+    sigma = _sorted_positive(eigenvalues, dimension)
+    m = int(tied(sigma, 0).sum())
     if m == len(sigma):
         return ()
-    s1, s2, sk = (math.sqrt(v) for v in (float(sigma[0]), float(sigma[m]), float(sigma[-1])))
+    s1, s2, sk = sigma[[0, m, -1]].sqrt().tolist()
     a, b, r = 1 / m - 1 / dimension, 1 / dimension, s1 / sk
     end = _positive_ratio(1, a * s1**2 - b * sk**2)  # f₁ < r·f_k
     end = min(end, _positive_ratio(s1 - s2, 2 * b * (s2**3 - s1 * sk**2)))  # f₂ < r·f_k
     first = (r * s1 - s2) / (2 * (b * s2**3 + a * r * s1**3))  # f₂ < r·f₁, f₁ falling
     again = _positive_ratio(s2 + r * s1, 2 * (a * r * s1**3 - b * s2**3))  # and rising
     parts = ((0.0, min(first, end)), (again, end))
-    ends = ((low, high) for low, high in parts if low < high)
-    return tuple((_size(low, -exponent), _size(high, -exponent)) for low, high in ends)
+    return tuple((low, high) for low, high in parts if low < high)
 
 
 def ill_steps(eigenvalues: Tensor) -> Steps:
     """Return the exact set of step sizes η > 0 for which an R_ill step raises κ.
 
-    Open intervals, with ∞ as a possible end; empty if all eigenvalues agree. The one step that
-    sends σ_k to zero, losing a rank, separates two intervals and is in neither.
+    With ``r = η·R_ill²``: ``σᵢ' = σᵢ(1 + 2rσᵢ/k)²`` above the m-fold smallest, and
+    ``σ_k' = σ_k(1 − 2r(1/m − 1/k)σ_k)²``. Open intervals, with ∞ as a possible end; empty if all
+    eigenvalues agree. The one step that sends σ_k to zero separates two intervals.
     """
-    sigma, exponent = _sorted_positive(eigenvalues)
-    low, k = tied(sigma, -1), len(sigma)
-    m = int(low.sum())
+    sigma = _sorted_positive(eigenvalues)
+    m, k = int(tied(sigma, -1).sum()), len(sigma)
     if m == k:
         return ()
-    s1, sj, sk = (
-        math.sqrt(v) for v in (float(sigma[0]), float(sigma[k - m - 1]), float(sigma[-1]))
-    )
+    s1, sj, sk = sigma[[0, k - m - 1, -1]].sqrt().tolist()
     a, b = 1 / m - 1 / k, 1 / k
     zero = 1 / (2 * a * sk**2)  # σ_k' = 0
     first = _positive_ratio(1, a * sk**2 - b * s1**2)  # f₁/f_k > √κ
@@ -123,12 +99,11 @@ def ill_steps(eigenvalues: Tensor) -> Steps:
     if first < second < math.inf:
         ends.append((second, math.inf))
     scale = float(ill_gap(sigma)) ** 2
-    parts = []
+    parts: list[tuple[float, float]] = []
     for start, stop in ends:
         cuts = [start, zero, stop] if start < zero < stop else [start, stop]
-        parts += list(itertools.pairwise(cuts))
-    power = 3 * exponent
-    return tuple((_size(start * scale, power), _size(stop * scale, power)) for start, stop in parts)
+        parts += itertools.pairwise(cuts)
+    return tuple((start * scale, stop * scale) for start, stop in parts)
 
 
 def _positive_ratio(numerator: float, denominator: float) -> float:
@@ -143,30 +118,22 @@ def certified_well_step(eigenvalues: Tensor, dimension: int) -> float:
     with ``a = 1/m − 1/D``. Repeating it merges one more eigenvalue each time and reaches
     κ = 1 after at most k−1 steps.
     """
-    sigma, exponent = _sorted_positive(eigenvalues)
-    _checked_dimension(dimension, sigma)
-    top = tied(sigma, 0)
-    m = int(top.sum())
+    sigma = _sorted_positive(eigenvalues, dimension)
+    m = int(tied(sigma, 0).sum())
     if m == len(sigma):
         return 0.0
-    s1, s2 = math.sqrt(float(sigma[0])), math.sqrt(float(sigma[m]))
-    step = (s1 - s2) / (2 * ((1 / m - 1 / dimension) * s1**3 + s2**3 / dimension))
-    return _size(step, -exponent)
+    s1, s2 = sigma[[0, m]].sqrt().tolist()
+    return (s1 - s2) / (2 * ((1 / m - 1 / dimension) * s1**3 + s2**3 / dimension))
 
 
 def certified_well_factors(eigenvalues: Tensor, dimension: int, steps: int) -> Tensor:
     """Return what ``steps`` certified R_well steps multiply each eigendirection of θ by.
 
     H(θ) keeps its eigenvectors under R_well steps, so a whole run of them is one scaling per
-    direction: factor ``1 − 2η·slope·σ`` a step. Each step merges the next eigenvalue into the
-    largest; after k−1 steps all agree and θ has whitened the task.
-
-    Args:
-        eigenvalues: the k non-zero eigenvalues of H(θ), largest first.
-        dimension: D.
-        steps: number of steps; those beyond k−1 change nothing.
+    direction: factor ``1 − 2η·slope·σ`` a step. After k−1 steps θ has whitened the task, and
+    further ones change nothing.
     """
-    sigma, _ = _sorted_positive(eigenvalues)
+    sigma = _sorted_positive(eigenvalues)
     factors = torch.ones_like(sigma)
     for _ in range(steps):
         step = certified_well_step(sigma, dimension)
@@ -183,15 +150,13 @@ def certified_well_factors(eigenvalues: Tensor, dimension: int, steps: int) -> T
 def certified_ill_step(eigenvalues: Tensor, fraction: float = 0.5) -> float:
     """Return a step size at which an R_ill step surely raises κ; 0 if none does.
 
-    κ rises without bound as η nears the step that sends σ_k to zero; ``fraction`` of the way
-    there leaves ``σ_k' = (1−fraction)²·σ_k``.
+    κ rises without bound as η nears ``1/(2(1/m − 1/k)σ_k·R_ill²)``, which sends σ_k to zero;
+    ``fraction`` of the way there leaves ``σ_k' = (1−fraction)²·σ_k``.
     """
     if not 0 < fraction < 1:
         raise InputError(f"fraction must lie strictly between 0 and 1, got {fraction}.")
-    steps = ill_steps(eigenvalues)
-    if not steps:
-        return 0.0
-    sigma, exponent = _sorted_positive(eigenvalues)
+    sigma = _sorted_positive(eigenvalues)
     m, k = int(tied(sigma, -1).sum()), len(sigma)
-    zero = float(ill_gap(sigma)) ** 2 / (2 * (1 / m - 1 / k) * float(sigma[-1]))
-    return _size(fraction * zero, 3 * exponent)
+    if m == k:
+        return 0.0
+    return fraction * float(ill_gap(sigma)) ** 2 / (2 * (1 / m - 1 / k) * float(sigma[-1]))

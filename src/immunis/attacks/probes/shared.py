@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from immunis.attacks.contract import Features, Meter, Point, checkpoints, count_flops
-from immunis.theory.gram import check_squares
+from immunis.theory.scale import check_size
 
 
 def least_squares_curve(
@@ -27,8 +27,8 @@ def least_squares_curve(
     """
     meter = meter or Meter(features.arena)
     z, y = features.z.double(), features.targets()
-    check_squares(z, "features")
-    check_squares(y, "targets")
+    check_size(z, "features")
+    check_size(y, "targets")
     shift = z.mean(0) if bias else torch.zeros_like(z[0])
     offset = y.mean(0) if bias else torch.zeros_like(y[0])
     (hessian, cross), setup = count_flops(lambda: _moments(z - shift, y - offset))
