@@ -6,21 +6,19 @@ path as argument, saves them as a record.
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 
 import torch
 
-from immunis import Record, Task, immunize
+from common import arguments, save
+from immunis import Task, immunize
 from immunis.audits.audit import audit
 
 
 def main() -> None:
     """Audit the identity and two defences of it on synthetic clusters."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("record", nargs="?", help="where to save the figures")
-    given = parser.parse_args()
+    given = arguments(__doc__).parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     d, classes = 512, 20
@@ -46,11 +44,8 @@ def main() -> None:
     for name, seconds in spent:
         print(f"{seconds:8.1f} s  {name}")
     print(f"{wall:8.1f} s  wall time, two workers; target 300 s")
-    if given.record:
-        figures = {"wall": wall, "target": 300.0, "attacks": dict(spent)}
-        Record("bench", "standard audit, 10,000x512, three models", figures, seconds=wall).save(
-            given.record
-        )
+    figures = {"wall": wall, "target": 300.0, "attacks": dict(spent)}
+    save(given.record, "standard audit, 10,000x512, three models", figures)
 
 
 if __name__ == "__main__":

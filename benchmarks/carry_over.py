@@ -8,17 +8,16 @@ larger ones do; ridge probes are cross-validated among rows of one sort. Minutes
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import statistics
-import time
 import warnings
 
 import torch
 from torch import nn
 
-from immunis.core.records import Record
+from common import arguments, save
+from immunis.data.sources.common import Tasks
 from immunis.data.task import Task
 from immunis.methods import get_method
 from immunis.models.find_head import cut
@@ -40,6 +39,12 @@ VARIANTS = {  # settings of the method and of training
 HARMFUL = {"Flowers": "tiny-imagenet-flowers-resnet18", "Cars": "tiny-imagenet-cars-resnet18"}
 PRETRAINING = {"layers": ["*"], "epochs": 12, "augment": True, "evaluate": 3}
 TRAINING = {"layers": ["*"], "steps": 500, "harmful_batch": 1024, "augment": True, "evaluate": 1}
+
+
+def small_tasks(recipe: str, folder: str | None) -> Tasks:
+    """Return the tasks of a recipe at the size of these networks."""
+    loaded = load_recipe(recipe)
+    return dataclasses.replace(loaded, data={**loaded.data, "size": SIZE}).tasks(folder)
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -68,17 +73,14 @@ def read(model: nn.Module, defender: Task, attacker: Task, primary: Task) -> dic
 
 def main() -> None:
     """Run, print, and save a record if a path is given."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("record", nargs="?")
+    parser = arguments(__doc__)
     parser.add_argument("--data")
     given = parser.parse_args()
-    began, figures = time.perf_counter(), {}
+    figures = {}
     warnings.simplefilter("ignore")  # what they say is measured here
     probe, start = get_method("probe"), None
     for name, recipe in HARMFUL.items():
-        loaded = load_recipe(recipe)
-        data = {**loaded.data, "size": SIZE}
-        tasks = dataclasses.replace(loaded, data=data).tasks(given.data)
+        tasks = small_tasks(recipe, given.data)
         primary, samples = tasks.primary, (tasks.harmful, tasks.attacker, tasks.primary)
         if start is None:
             whole = cut(network(), primary.train.first(2), primary.outputs)
@@ -96,13 +98,8 @@ def main() -> None:
         for label, rows in found.items():
             means = {k: round(statistics.mean(r[k] for r in rows), 4) for k in rows[0]}
             print(name, label, means, flush=True)
-    record = Record(
-        kind="bench", name="what carries over to an attacker's rows", figures={"samples": figures},
-        settings={"pretraining": PRETRAINING, "training": TRAINING, "variants": VARIANTS},
-        data={}, seed=0, seconds=time.perf_counter() - began,
-    )  # fmt: skip
-    if given.record:
-        print("written:", record.save(given.record))
+    settings = {"pretraining": PRETRAINING, "training": TRAINING, "variants": VARIANTS}
+    save(given.record, "what carries over to an attacker's rows", {"samples": figures}, **settings)
 
 
 if __name__ == "__main__":

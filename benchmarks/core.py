@@ -1,29 +1,25 @@
 """Ratios against named baselines, each measured in this run: ``make bench``.
 
-Baselines are the naive versions in ``tests/reference.py`` (the paper's pseudo-code, per batch,
-by autograd through decompositions) and torch's bare matrix product. A line whose data is
+Baselines are the naive versions in ``tests/helpers/reference.py`` (the paper's pseudo-code, batch
+by batch, by autograd through decompositions) and torch's bare matrix product. A line whose data is
 missing says so and is left out. Exits with 1 if a ratio misses its target. With a path as
 argument, the ratios are saved there as a record.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from reference import naive_algorithm_1
-
-from immunis import RankWarning, Record, Task, gram, immunize, relative_immunization_ratio
+from common import arguments, line, naive_algorithm_1, save
+from immunis import RankWarning, Task, gram, immunize, relative_immunization_ratio
 from immunis.core.errors import InputError
 from immunis.data.sources import house_prices, mnist_pair
+from immunis.paper.rows import initial
 
 
 def seconds(call: Callable[[], object], repeats: int = 3) -> float:
@@ -37,16 +33,10 @@ def seconds(call: Callable[[], object], repeats: int = 3) -> float:
     return min(times)
 
 
-def initial(dimension: int) -> torch.Tensor:
-    """θ₀ as ``nn.Linear`` draws it, the paper's random initialisation."""
-    torch.manual_seed(0)
-    return torch.nn.Linear(dimension, dimension, bias=False, dtype=torch.float64).weight.detach().T
-
-
 def algorithm_1() -> tuple[str, float, float, bool]:
     """Algorithm 1 on House Prices: time to an honest RIR at least as high as the naive one's."""
     tasks = house_prices()
-    theta = initial(79)
+    theta = initial(79, 0)
     (x_p, y_p), (x_h, _) = (t.train.tensors() for t in (tasks.primary, tasks.harmful))
     start = time.perf_counter()
     found = naive_algorithm_1(
@@ -67,7 +57,7 @@ def algorithm_1() -> tuple[str, float, float, bool]:
 def frontier() -> tuple[str, float, float, bool]:
     """Frontier on an MNIST pair against 30 naive epochs, extrapolated from 20 steps."""
     tasks = mnist_pair(3, 7)
-    theta = initial(784)
+    theta = initial(784, 0)
     (x_p, y_p), (x_h, _) = (t.train.tensors() for t in (tasks.primary, tasks.harmful))
     steps, batch = 20, 64
     start = time.perf_counter()
@@ -96,27 +86,18 @@ def streamed_gram() -> tuple[str, float, float, bool]:
 
 def main() -> int:
     """Run every benchmark, print one line each, and save a record where a path is given."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("record", nargs="?", help="where to save the figures")
-    given = parser.parse_args()
+    given = arguments(__doc__).parse_args()
     warnings.simplefilter("ignore", RankWarning)
-    start, ratios, missed = time.perf_counter(), {}, 0
+    ratios = {}
     for bench in (streamed_gram, algorithm_1, frontier):
         try:
             what, ratio, target, sound = bench()
         except InputError as error:
             print(f"left out: {bench.__name__}: {error}")
             continue
-        good = ratio >= target and sound
-        missed += not good
-        ratios[bench.__name__] = {"what": what, "ratio": ratio, "target": target, "met": good}
-        print(f"{'ok  ' if good else 'MISS'} {ratio:.3g}x (target {target:.3g}x)  {what}")
-    if given.record:
-        seconds_taken = time.perf_counter() - start
-        Record("bench", "core", {"ratios": ratios}, seed=0, seconds=seconds_taken).save(
-            given.record
-        )
-    return min(missed, 1)
+        ratios[bench.__name__] = line(what, ratio, target, sound)
+    save(given.record, "core", {"ratios": ratios})
+    return int(not all(row["met"] for row in ratios.values()))
 
 
 if __name__ == "__main__":

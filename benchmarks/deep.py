@@ -8,7 +8,6 @@ the regularizer, in the same run. Needs timm. On a CPU the batches are small: a 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
 import statistics
@@ -23,7 +22,7 @@ import torch
 from lightning.fabric import Fabric
 from PIL import Image
 
-from immunis.core.records import Record
+from common import arguments, save
 from immunis.data.loader import Stream
 from immunis.data.sources.image_dataset import Images, Item
 from immunis.data.task import Task
@@ -200,12 +199,10 @@ def decoding(fabric: Fabric, workers: int, count: int, size: int) -> dict:
 
 def main() -> None:
     """Run, print, and save a record if a path is given."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("record", nargs="?")
+    parser = arguments(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
-    began = time.perf_counter()
     fast = given.device == "cuda"
     fabric = Fabric(
         accelerator=given.device, devices=1, precision="bf16-mixed" if fast else "32-true"
@@ -228,13 +225,8 @@ def main() -> None:
     figures["decoding"] = decoding(fabric, given.workers, 6400 if fast else 512, 224)
     print({key: round(value) for key, value in figures["decoding"].items()}, "images/s")
     name = torch.cuda.get_device_name() if fast else "CPU"
-    record = Record(
-        kind="bench", name=f"deep networks, {name}", figures=figures,
-        settings={"device": name, "precision": "bf16-mixed" if fast else "32-true"},
-        data={}, seed=0, seconds=time.perf_counter() - began,
-    )  # fmt: skip
-    if given.record:
-        print("written:", record.save(given.record))
+    precision = "bf16-mixed" if fast else "32-true"
+    save(given.record, f"deep networks, {name}", figures, device=name, precision=precision)
 
 
 if __name__ == "__main__":

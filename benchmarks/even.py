@@ -10,18 +10,16 @@ and audited. Needs timm. An hour on two cores.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import warnings
 
 import timm
 import torch
 from torch import nn
 
-from carry_over import HARMFUL, SIZE
+from carry_over import HARMFUL, SIZE, small_tasks
 from immunis import audit
 from immunis.methods import get_method
 from immunis.models.find_head import cut
-from immunis.recipes import load_recipe
 from immunis.report.tables import audit_table
 from immunis.training.loop import fit
 from immunis.training.objective import supervised_only
@@ -60,9 +58,7 @@ def main() -> None:
     parser.add_argument("--data")
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # what they say is measured here
-    loaded = load_recipe(HARMFUL[given.sample])
-    data = {**loaded.data, "size": SIZE}
-    tasks = dataclasses.replace(loaded, data=data).tasks(given.data)
+    tasks = small_tasks(HARMFUL[given.sample], given.data)
     primary, probe = tasks.primary, get_method("probe")
     whole = cut(network(), primary.train.first(2), primary.outputs)
     start = fit(whole, supervised_only(), primary, None, training_of(PRETRAINING)).model

@@ -8,7 +8,6 @@ with 1 if a target is missed. With a path as argument, the figures are saved the
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -23,7 +22,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from immunis import Record, Task, audit, gram, immunize
+from common import arguments, save
+from immunis import Task, audit, gram, immunize
 from immunis.core.jobs import Job, Run, sweep
 from immunis.theory.gram import gram_of
 
@@ -168,15 +168,14 @@ PARTS: dict[str, Callable[[], list[Line]]] = {
 
 def main() -> int:
     """Run every part in a process of its own, print its lines, save a record where asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("record", nargs="?", help="where to save the figures")
+    parser = arguments(__doc__)
     parser.add_argument("--part", choices=PARTS, help="run one alone and print its lines as JSON")
     given = parser.parse_args()
     if given.part:
         warnings.simplefilter("ignore")
         print(json.dumps(PARTS[given.part]()))
         return 0
-    start, rows, missed = time.perf_counter(), {}, 0
+    rows = {}
     for name in PARTS:
         done = subprocess.run(
             [sys.executable, __file__, "--part", name],
@@ -186,17 +185,14 @@ def main() -> int:
         )
         for number, (what, figure, target, upper) in enumerate(json.loads(done.stdout)):
             good = figure <= target if upper else figure >= target
-            missed += not good
             bound = "at most" if upper else "at least"
             rows[f"{name}-{number}"] = {
                 "what": what, "figure": figure, "bound": bound, "target": target, "met": good,
             }  # fmt: skip
             print(f"{'ok  ' if good else 'MISS'} {figure:.3g} ({bound} {target:g})  {what}")
-    if given.record:
-        spent = time.perf_counter() - start
-        where = {"cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}
-        Record("bench", "load", {"rows": rows}, where, seed=0, seconds=spent).save(given.record)
-    return min(missed, 1)
+    where = {"cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}
+    save(given.record, "load", {"rows": rows}, **where)
+    return int(not all(row["met"] for row in rows.values()))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def test_a_method_that_diverges_is_a_row_not_an_end(house_folder, monkeypatch):
     record = reproduce("house-prices", house_folder, settings)
     for row in record.figures["rows"]:
         assert (row["diverged"], row["verdict"]) == (1, "does not replicate")
-        assert row["reason"] == "θ ran away"
+        assert row["reason"] == "every run diverged"
     assert record.figures["path"]["r_ill"]["epochs"] == []
     assert "diverged" in tables_of(record)[0].markdown()
 

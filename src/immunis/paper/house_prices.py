@@ -139,7 +139,7 @@ def figures(tasks: Tasks, settings: Settings, results: Sequence[Any]) -> dict[st
             curves[label] = {**head, **_mean_curves(done[label])}
         if name != IDENTITY:
             said = printed("house-prices")["methods"].get(row.said)
-            compared = compare(said, found if row.seeded else found[:1])
+            compared = compare(said, found if row.seeded else found[:1], "diverged")
             compared |= {"diverged": compared["failed"], "attacks": costs.get(label, {})}
             rows.append({"method": name, **head, **compared})
     pair = _pair(tasks)

@@ -79,7 +79,7 @@ def _times(ratio: float) -> str:
 
 
 def compare(
-    said: Mapping[str, Any] | None, cells: Sequence[tuple[Any, Mapping[str, Any]]]
+    said: Mapping[str, Any] | None, cells: Sequence[tuple[Any, Mapping[str, Any]]], word: str = ""
 ) -> dict[str, Any]:
     """Return a row: both factors and RIR under both κ over all runs, with the verdict on them.
 
@@ -90,12 +90,17 @@ def compare(
     Args:
         said: what the paper printed, if anything.
         cells: the seed of every run with its ``ratios``, or with why it ``failed``.
+        word: says how runs fail; the commonest reason if left out.
     """
     reasons = [cell["failed"] for _, cell in cells if "failed" in cell]
     row: dict[str, Any] = {"published": said, "runs": len(cells), "failed": len(reasons)}
     why = max(sorted(set(reasons)), key=reasons.count, default="")  # the commonest
     if len(reasons) == len(cells):
-        return {**row, "verdict": "does not replicate" if said else "–", "reason": why}
+        return {
+            **row,
+            "verdict": "does not replicate" if said else "–",
+            "reason": f"every run {word}" if word else why,
+        }
     found = [(seed, cell["ratios"]) for seed, cell in cells if "ratios" in cell]
     for kind in KINDS:
         row[kind] = {
@@ -103,7 +108,7 @@ def compare(
         }
     row |= judge(said, {kind: {f: row[kind][f]["mean"] for f in FACTORS} for kind in KINDS})
     if reasons:
-        row["reason"] += f"; {len(reasons)} of {len(cells)} runs failed: {why}"
+        row["reason"] += f"; {len(reasons)} of {len(cells)} runs {word or f'failed: {why}'}"
         if said and 2 * len(reasons) >= len(cells):
             row["verdict"] = "does not replicate"
     return row
