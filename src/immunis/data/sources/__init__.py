@@ -1,6 +1,6 @@
 """Data in: the digits that come with scikit-learn, and files the user brings."""
 
-from immunis.data.sources.common import Tasks, find_data
+from immunis.data.sources.common import Tasks
 from immunis.data.sources.digits import digit_parity, digits
 from immunis.data.sources.house_prices import house_prices
 from immunis.data.sources.images import images
@@ -11,7 +11,6 @@ __all__ = [
     "Tasks",
     "digit_parity",
     "digits",
-    "find_data",
     "house_prices",
     "images",
     "mnist_digits",

@@ -123,11 +123,10 @@ class Decoder:
 
     def __call__(self, parcel: Parcel) -> tuple[Batch | None, list[Corrupt]]:
         """Decode a parcel; the result is ready for any CUDA stream."""
-        if self._stream is None:
-            return self._unpacked(parcel)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream):  # does nothing for None
             found = self._unpacked(parcel)
-        self._stream.synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
         return found
 
     def _unpacked(self, parcel: Parcel) -> tuple[Batch | None, list[Corrupt]]:

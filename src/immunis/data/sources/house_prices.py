@@ -97,18 +97,14 @@ def find_or_fetch(folder: str | Path | None = None, fetch: bool = False) -> Path
         if folder is not None or not fetch:
             raise
         try:
-            return _fetch(Path.home() / ".cache" / "immunis" / NAME)
+            from sklearn.datasets import fetch_openml  # needs pandas for a frame
+
+            frame = fetch_openml(data_id=OPENML, as_frame=True, parser="auto").frame
         except Exception as error:  # no network, no pandas, or OpenML changed
             raise InputError(f"{missing} Fetching it from OpenML failed too: {error}") from error
-
-
-def _fetch(path: Path) -> Path:
-    """Fetch the table with scikit-learn (which needs pandas) and save it as Kaggle's CSV."""
-    from sklearn.datasets import fetch_openml
-
-    frame = fetch_openml(data_id=OPENML, as_frame=True, parser="auto").frame
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return write_text(path, frame.to_csv(index=False, na_rep="NA"))
+        path = Path.home() / ".cache" / "immunis" / NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_text(path, frame.to_csv(index=False, na_rep="NA"))
 
 
 def _zones(table: Table, rows: int | None = None) -> tuple[Rows, Rows]:

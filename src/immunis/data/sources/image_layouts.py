@@ -54,7 +54,7 @@ def read_images(
     refused: InputError | None = None
     for name in names:
         try:
-            found = _timm(base / name) if timm else _listed(base, name, classes)
+            found = _from_timm(base / name) if timm else _from_files(base, name, classes)
             if found is None:
                 continue
             items, own = found
@@ -69,22 +69,22 @@ def read_images(
     if refused is not None:
         raise refused
     if any(base.glob("**/cars_*_annos*.mat")) and not timm:
-        return Images(_cars(base, split), size, scaling=scaling)
+        return Images(_from_cars(base, split), size, scaling=scaling)
     raise InputError(
         f"{base} holds no {split} images: expected a folder {' or '.join(names)} of class folders, "
         f"{names[0]}.parquet, or Stanford Cars' devkit beside its images."
     )
 
 
-def _listed(base: Path, name: str, classes: Sequence[str] | None) -> Listing | None:
+def _from_files(base: Path, name: str, classes: Sequence[str] | None) -> Listing | None:
     """List parquet files or class folders; None if the split has neither."""
     for pattern in (f"{name}.parquet", f"data/{name}-*.parquet", f"{name}-*.parquet"):
         if files := sorted(base.glob(pattern)):
-            return _parquet(files)
-    return _folders(base / name, classes) if (base / name).is_dir() else None
+            return _from_parquet(files)
+    return _from_folders(base / name, classes) if (base / name).is_dir() else None
 
 
-def _folders(base: Path, classes: Sequence[str] | None) -> Listing:
+def _from_folders(base: Path, classes: Sequence[str] | None) -> Listing:
     found = sorted(entry.name for entry in base.iterdir() if entry.is_dir())
     known = found if classes is None else classes
     strange = sorted(set(found) - set(known))
@@ -108,7 +108,7 @@ def _folders(base: Path, classes: Sequence[str] | None) -> Listing:
     return items, known
 
 
-def _parquet(files: Sequence[Path]) -> Listing:
+def _from_parquet(files: Sequence[Path]) -> Listing:
     """List the images of some files; the first file that names its classes decides."""
     import pyarrow.parquet
 
@@ -180,7 +180,7 @@ def _rows(file: Path, table: Any, image: str, label: str) -> list[Item]:
     return items
 
 
-def _cars(base: Path, split: str) -> list[Item]:
+def _from_cars(base: Path, split: str) -> list[Item]:
     """List Stanford Cars: ``cars_train`` and ``cars_test`` with the devkit's annotations."""
     from scipy.io import loadmat
 
@@ -224,7 +224,7 @@ def _check_mat(path: Path) -> None:
         raise InputError(f"{path} holds more than {MOST_MAT:,} bytes; no such devkit does.")
 
 
-def _timm(folder: Path) -> Listing | None:
+def _from_timm(folder: Path) -> Listing | None:
     """List a folder as timm does: classes are the innermost folders, in natural order."""
     try:
         from timm.data import create_dataset
