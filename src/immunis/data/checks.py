@@ -39,12 +39,7 @@ def hash_rows(rows: Tensor) -> Iterator[int]:
 
 
 def as_tensor(values: Any, where: str) -> Tensor:
-    """Return real numbers as a dense tensor of a common dtype.
-
-    Raises:
-        InputError: for text, complex or quantized numbers, float8, masked values, or tensors
-            without data.
-    """
+    """Return real numbers as a dense tensor of a common dtype; raise InputError for others."""
     if isinstance(values, Tensor):
         tensor = values
     else:

@@ -72,11 +72,7 @@ def guarded(data: Any) -> Any:
 
 
 def collate(samples: list[Any]) -> tuple[Any, list[Corrupt]]:
-    """Return the readable samples as a batch (None if there are none), and the corrupt ones.
-
-    Raises:
-        InputError: for samples that are not pairs, or of different shapes.
-    """
+    """Return the readable samples as a batch (None if there are none), and the corrupt ones."""
     bad = [sample for sample in samples if isinstance(sample, Corrupt)]
     good = [sample for sample in samples if not isinstance(sample, Corrupt)]
     try:
@@ -89,11 +85,7 @@ def collate(samples: list[Any]) -> tuple[Any, list[Corrupt]]:
 
 
 def warn_of_corrupt(last: Corrupt, count: int, total: int, where: str) -> None:
-    """Warn that samples were skipped.
-
-    Raises:
-        InputError: if they are more than one and more than ``MOST_CORRUPT`` of all.
-    """
+    """Warn that samples were skipped; refuse more than ``MOST_CORRUPT`` of all, except one."""
     if count > max(1, MOST_CORRUPT * total):
         raise InputError(
             f"{where}: {count} of {total} samples cannot be read, the last {last.name} "

@@ -48,12 +48,9 @@ class Stream:
     """Endless batches of some rows of a task's training data.
 
     Args:
-        task: the task whose training data is read.
-        batch: rows per step over all processes, at most all rows. It is rounded down to a
-            multiple of the number of processes.
+        task: the task whose training data is read, unless ``split`` names other data of it.
+        batch: rows per step of all processes, rounded down to a multiple of their number.
         rows: the rows to draw from; all by default.
-        split: the data to read; the task's training data by default.
-        seed: decides the order.
         workers: processes that read ahead, for data that is not in memory.
         device: where batches arrive, and where data in memory is kept if it fits.
     """

@@ -102,11 +102,7 @@ class Split:
         self._check_count(seen)
 
     def dataset(self) -> tuple[Dataset, dict[str, Any]]:
-        """Return the samples as a ``Dataset``, and the ``DataLoader`` options that they need.
-
-        Raises:
-            InputError: for data that can only be read from front to back.
-        """
+        """Return the samples as a ``Dataset``, and the ``DataLoader`` options that they need."""
         options: dict[str, Any] = {"collate_fn": collate}
         if self._memory is not None:
             return TensorDataset(*self._memory), options

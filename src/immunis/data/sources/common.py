@@ -54,8 +54,7 @@ def check_unpacked(path: Path, size: int) -> None:
 def find_data(folder: str | Path | None, how: str, *names: str) -> Path:
     """Return the first of ``names`` in ``folder``, or in ``$IMMUNIS_DATA`` or ``~/.cache/immunis``.
 
-    Raises:
-        InputError: naming the places searched and ``how`` to get the data.
+    The error names the places searched and ``how`` to get the data.
     """
     named = os.environ.get("IMMUNIS_DATA")
     usual = [Path(named)] if named else []

@@ -90,11 +90,7 @@ def packed(samples: list[Sample | Corrupt]) -> Parcel:
 
 
 class Decoder:
-    """Decodes parcels to uint8 pixels (n, 3, size, size) and labels, and lists corrupt images.
-
-    Raises:
-        SettingsError: if torchvision is missing, or cannot decode on the device.
-    """
+    """Decodes parcels to uint8 pixels (n, 3, size, size) and labels, and lists corrupt images."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         from PIL import Image

@@ -55,9 +55,6 @@ def released_split(path: Path) -> Tasks:
     """Split the table as the released code does: 200 rows of each zone to train, 100 to test.
 
     The attacker's rows are those of zone RL from the 300th on, which the paper does not use.
-
-    Raises:
-        InputError: if the table does not have the paper's 79 inputs, or has too few rows.
     """
     table = read_table(path)
     inputs, inside = len(table) - len(TARGETS), int((table["MSZoning"] == "RL").sum())
@@ -87,9 +84,6 @@ def find_or_fetch(folder: str | Path | None = None, fetch: bool = False) -> Path
     """Return the table's path; with ``fetch``, get a missing table from OpenML.
 
     The table goes to ``~/.cache/immunis``. A missing table in a given ``folder`` is not fetched.
-
-    Raises:
-        InputError: naming the places searched, the expected hash, and why the fetch failed.
     """
     try:
         return find_data(folder, HOW, NAME)

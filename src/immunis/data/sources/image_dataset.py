@@ -186,9 +186,6 @@ class PixelCache:
     Each image has a row: the checksum of its pixels, then the pixels. A row that was never written,
     or only in part, fails its checksum and is decoded again. So processes need no lock, and a
     killed run leaves nothing to repair. The file's name is a hash of the images' versions.
-
-    Raises:
-        InputError: if the file cannot be made.
     """
 
     def __init__(self, folder: str | Path, items: Sequence[Item], size: int) -> None:

@@ -43,9 +43,6 @@ def read_images(
 
     ``classes`` are those of the training split, so that the test split numbers them alike. The
     first usable test split counts, so an unlabelled ``test`` does not hide a labelled ``val``.
-
-    Raises:
-        InputError: if the folder holds no such images, or lacks a column or file.
     """
     base = Path(folder)
     if not base.is_dir():
