@@ -69,3 +69,53 @@ def add_gradients(run, rows):
     terms = training_step.attack(run, rows)
     terms |= training_step.add_gradient(run, rows, run.objective.terms, run.weights)
     return training_step.values_of(terms)
+
+
+class Tokens(nn.Module):
+    """A container of blocks, as in a transformer, with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 6))
+        self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(4)])
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = x + self.token
+        for block in self.blocks:
+            x = torch.relu(block(x)) + x
+        return self.head(x.mean(1))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Linear(5, 3)).eval()
+
+
+class Encoder(nn.Module):
+    """As transformers has it: a list of blocks inside a module, and positions of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings, self.positions = nn.Embedding(10, 6), nn.Embedding(3, 6)
+        self.layer = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+    def forward(self, x):
+        z = self.embeddings(x) + self.positions(torch.arange(3))[None]
+        for layer in self.layer:
+            z = z + torch.tanh(layer(z))
+        return z
+
+
+class Turned(nn.Module):
+    """Blocks that have their samples second, as PyTorch's transformers do by default."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+    def forward(self, x):
+        z = self.proj(x).transpose(0, 1)
+        for block in self.blocks:
+            z = z + torch.tanh(block(z))
+        return self.head(z.mean(0))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from helpers.tasks import make_task
+from helpers.training import objective
 from immunis import InputError, SettingsError, Task, gram, immunize, relative_immunization_ratio
 from immunis.methods import METHODS
 from immunis.theory.frontier import ceiling
@@ -194,3 +195,8 @@ def test_no_method_warns_on_healthy_data(pair):
         warnings.simplefilter("error")
         for method in LINEAR:
             _ = immunize(EYE, *pair, method).record
+
+
+def test_a_choice_of_numbers_that_is_not_one_of_them_is_told():
+    with pytest.raises(SettingsError, match=r"unknown order of method 'imma' '3'\. Known: 1, 2"):
+        objective("imma", order=3)
