@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from immunis.attacks.preprocess import in_basis, lengths
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
@@ -24,7 +25,6 @@ from immunis.attacks.contract import (
     checkpoints,
     count_flops,
 )
-from immunis.attacks.preprocess import in_basis, lengths
 from immunis.attacks.probes.kernel import RIDGES
 from immunis.attacks.probes.logistic import logistic
 from immunis.attacks.search import grid, search

@@ -34,7 +34,8 @@ from immunis import (
     relative_immunization_ratio,
 )
 from immunis.attacks import ATTACKS
-from immunis.attacks.preprocess import whitening
+from immunis.attacks.features import whitening
+from immunis.attacks.search import curve, space_of
 from immunis.audits import statistics as verdict
 from immunis.methods.erase import eraser
 from immunis.models.heads import checked_head, compensated_head, invertible, least_squares_head
@@ -623,8 +624,8 @@ def attacked(i: Inputs):
     arena = arena_for(attack, data=data, model=Same().eval())
     if arena.cache[""][0].dtype != data(10)[0].dtype:
         arena.cache[""] = (data(10)[0], data(11)[0])
-    settings_ = {name: options[0] for name, options in attack.space(arena).items()}
-    reached = attack.run(arena, settings_)[-1].test
+    settings_ = {name: options[0] for name, options in space_of(attack, arena).items()}
+    reached = curve(attack, arena, settings_)[-1].test
     x = arena.cache[""][0]
     if np.isfinite(x).all() and np.abs(x).max() > 1e3 * np.finfo(x.dtype).tiny:
         assert reached > 0.9

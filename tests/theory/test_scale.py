@@ -21,6 +21,7 @@ from immunis import (
     reference_condition_number,
 )
 from immunis.attacks import ATTACKS
+from immunis.attacks.search import curve, space_of
 from immunis.audits.statistics import interval, residual_advantage
 from immunis.core.jobs import Run, sweep
 from immunis.theory import regularizers as r
@@ -210,8 +211,8 @@ def test_closed_form_attacks_read_features_of_any_unit(name, size):
 
     model = nn.Sequential(nn.Identity(), nn.Linear(6, 3)).eval()
     arena = arena_for(ATTACKS[name], data=data, model=model)
-    first = {key: options[0] for key, options in ATTACKS[name].space(arena).items()}
-    assert ATTACKS[name].run(arena, first)[-1].test > 0.9
+    first = {key: options[0] for key, options in space_of(ATTACKS[name], arena).items()}
+    assert curve(ATTACKS[name], arena, first)[-1].test > 0.9
 
 
 TAKES_A_MATRIX = {

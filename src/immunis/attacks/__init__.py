@@ -1,105 +1,51 @@
 """What an attacker does with a released model, one attack per file.
 
-To add one: write the file, add its ``ATTACK`` to one of the groups here, and to ``SETTINGS`` what
-it searches that no other does.
+To add an attack, write one file in the folder of its family: it defines ``ATTACK``. Nothing else
+is edited; see ``docs/add-an-attack.md``.
 """
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib import import_module
 
-from immunis.attacks.adaptive import (
-    distil,
-    float64,
-    pseudo_inverse,
-    reinit_directions,
-    renormalise,
-    reparameterise,
-    rescale_directions,
-)
-from immunis.attacks.contract import Arena, Attack, Point
-from immunis.attacks.finetuning import (
-    batchnorm_only,
-    finetune_all,
-    finetune_last,
-    harmless_first,
-    lora,
-    reinit_last,
-)
-from immunis.attacks.probes import (
-    adam,
-    batchnorm_probe,
-    gd_constant,
-    gd_line_search,
-    kernel,
-    knn,
-    lbfgs,
-    logistic,
-    mlp,
-    ridge,
-    sgd,
-    standardise,
-    whiten,
-)
-from immunis.attacks.surgery import concat_blocks, drop_last, earlier_layer, invert_last
+from immunis.attacks.contract import Attack
 from immunis.core.errors import SettingsError, unknown
 
-GROUPS: dict[str, tuple[Attack, ...]] = {
-    group: tuple(module.ATTACK for module in modules)
-    for group, modules in {
-        "probes": (
-            gd_line_search,
-            gd_constant,
-            sgd,
-            adam,
-            lbfgs,
-            ridge,
-            logistic,
-            standardise,
-            whiten,
-            batchnorm_probe,
-            mlp,
-            knn,
-            kernel,
-        ),
-        "surgery": (earlier_layer, concat_blocks, drop_last, invert_last),
-        "fine-tuning": (
-            finetune_last,
-            finetune_all,
-            batchnorm_only,
-            lora,
-            harmless_first,
-            reinit_last,
-        ),
-        "adaptive": (
-            rescale_directions,
-            reinit_directions,
-            renormalise,
-            distil,
-            reparameterise,
-            pseudo_inverse,
-            float64,
-        ),
-    }.items()
+FAMILIES = {  # by name, the folder
+    "probes": "probes",
+    "surgery": "surgery",
+    "fine-tuning": "finetuning",
+    "adaptive": "adaptive",
 }
-ATTACKS: dict[str, Attack] = {a.name: a for group in GROUPS.values() for a in group}
-QUICK = ("gd_line_search", "ridge", "whiten", "mlp", "knn", "drop_last", "finetune_all")
-SLOW = ("lora", "harmless_first", "distil")
-PRESETS: dict[str, tuple[tuple[str, ...], int]] = {
-    "quick": (QUICK, 200),
-    "standard": (tuple(name for name in ATTACKS if name not in SLOW), 250),
-    "full": (tuple(ATTACKS), 10_000),
-}
+BUDGETS = {"quick": 200, "standard": 250, "full": 10_000}  # each preset has the smaller ones too
 
 
-SETTINGS = (  # what attacks search, and an audit may narrow
-    "augment", "basis", "bias", "blocks", "c", "damping", "k", "layer", "level", "metric",
-    "optimizer", "penalty", "probe", "rate", "ridge", "schedule", "stages", "train", "width",
-)  # fmt: skip
+def _found_in(folder: str) -> tuple[Attack, ...]:
+    """Return the attacks of a folder in their order, named after their files."""
+    found = []
+    for each in pkgutil.iter_modules(import_module(f"{__name__}.{folder}").__path__):
+        module = import_module(f"{__name__}.{folder}.{each.name}")
+        summary = (module.__doc__ or "").partition("\n")[0].rstrip(".")
+        found.append(replace(module.ATTACK, name=each.name, summary=summary))
+    return tuple(sorted(found, key=lambda attack: (attack.place, attack.name)))
+
+
+GROUPS = {family: _found_in(folder) for family, folder in FAMILIES.items()}
+ATTACKS = {attack.name: attack for group in GROUPS.values() for attack in group}
+PROBES = sorted(GROUPS["probes"], key=lambda attack: attack.telling)  # the most telling first
+_SMALLER = {"quick": ("quick",), "standard": ("quick", "standard"), "full": tuple(BUDGETS)}
+PRESETS = {
+    preset: (tuple(a.name for a in ATTACKS.values() if a.preset in _SMALLER[preset]), budget)
+    for preset, budget in BUDGETS.items()
+}
+SETTINGS = sorted({"probe", *(name for a in ATTACKS.values() for name in a.settings)})
 
 
 def check_space(names: Iterable[str]) -> None:
-    """Refuse a name that no attack searches, with a close one."""
+    """Raise SettingsError for a name that no attack searches, and suggest a close one."""
     for name in names:
         if name not in SETTINGS:
             raise unknown("setting of an attack", name, SETTINGS)
@@ -114,14 +60,10 @@ def select(attacks: str | Sequence[str]) -> tuple[list[Attack], int]:
         names, budget = PRESETS[attacks]
     else:
         given = attacks.split(",") if isinstance(attacks, str) else attacks
-        names = tuple(str(name).strip() for name in given)
-        budget = PRESETS["standard"][1]
+        names, budget = tuple(str(name).strip() for name in given), BUDGETS["standard"]
     for name in names:
         if name not in ATTACKS:
             raise unknown("attack or set of attacks", name, [*PRESETS, *ATTACKS])
     if not names:
         raise SettingsError("no attack was named; an audit needs at least one.")
     return [ATTACKS[name] for name in dict.fromkeys(names)], budget
-
-
-__all__ = ["ATTACKS", "GROUPS", "PRESETS", "Arena", "Attack", "Point", "check_space", "select"]

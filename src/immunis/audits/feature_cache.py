@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from immunis.attacks.contract import Data, Samples, count_flops
+from immunis.attacks.contract import Data, Samples
+from immunis.attacks.meter import count_flops
 from immunis.core.errors import InputError
 from immunis.core.hashing import state_digest
 from immunis.data.checks import hash_rows

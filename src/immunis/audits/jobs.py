@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from immunis.attacks.contract import Arena, Attack, Samples
+from immunis.attacks.search import run_attack
 from immunis.audits.feature_cache import Reader
-from immunis.audits.trial import run_attack
 from immunis.core.hashing import key_of
 from immunis.core.jobs import Job, Run, sweep
 from immunis.core.version import __version__

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from immunis.attacks.contract import Arena, Samples
+from immunis.attacks.search import run_attack
 from immunis.audits.feature_cache import array_of
 from immunis.audits.statistics import stopped, summarise
-from immunis.audits.trial import run_attack
 from immunis.core.errors import NumericalError
 from immunis.models.find_head import cut
 from immunis.theory.frontier import ceiling

@@ -24,7 +24,7 @@ import torch
 
 from immunis.attacks import ATTACKS, select
 from immunis.attacks.contract import Arena, Attack, NotApplicableError
-from immunis.attacks.search import narrowed, search
+from immunis.attacks.search import search, space_of
 from immunis.audits.audit import TRANSFER, Effort
 from immunis.audits.feature_cache import Reader, samples_of
 from immunis.core.errors import ImmunisError
@@ -184,12 +184,12 @@ def _attack(attack: Attack, arena: Arena, effort: Effort) -> float:
     An attack that reads features tries its whole grid. Any other tries its first setting alone,
     since each trains the network; the others are taken to cost the same.
     """
-    grid = narrowed(attack, arena, effort.space)
+    grid = space_of(attack, arena, effort.space)
     settings = effort.trials if effort.trials and grid else math.prod(map(len, grid.values()))
 
     def timed(budget: int) -> float:
         short = dataclasses.replace(arena, budget=budget)
-        only = narrowed(attack, short, effort.space)
+        only = space_of(attack, short, effort.space)
         if not arena.cache:
             only = {name: values[:1] for name, values in only.items()}
         return _timed(search, attack, short, None, only) / math.prod(map(len, only.values()))

@@ -4,7 +4,7 @@ Features in float32 are known to 1e-7 of their largest direction, and so are sin
 come from a Gram in float64. Whoever has the weights is bound by neither.
 """
 
-from __future__ import annotations
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,34 +13,27 @@ from torch import Tensor
 from immunis.attacks.contract import (
     Arena,
     Attack,
-    Features,
-    Meter,
+    Curve,
     NotApplicableError,
-    Point,
     Settings,
+    Step,
     tensor,
-    whiten_flops,
 )
+from immunis.attacks.features import Features
+from immunis.attacks.meter import whiten_flops
 from immunis.models.cut import Cut
 
 CUTOFFS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14)
 BATCH = 256
 
 
-def read(cut: Cut, inputs: np.ndarray) -> Tensor:
-    """Features in the network's own precision."""
-    with torch.no_grad():
-        return torch.cat([cut.features(block).cpu() for block in tensor(inputs).split(BATCH)])
-
-
-def run(arena: Arena, settings: Settings) -> list[Point]:
-    """Least squares on the features' singular directions above one cut-off after another."""
+def run(arena: Arena, settings: Settings) -> Curve:
+    """Solve least squares on the singular directions above one cut-off after another."""
     device = "cpu" if arena.device == "mps" else arena.device  # which has no float64
     cut = arena.cut.copy()
     cut.model.to(device, torch.float64)
-    meter = Meter(arena)
     try:
-        parts = [read(cut, part.inputs).double() for part in (arena.train, arena.test)]
+        parts = [_read(cut, part.inputs) for part in (arena.train, arena.test)]
     except (RuntimeError, TypeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -50,19 +43,23 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     left, sizes, right = torch.linalg.svd(features.z - mean, full_matrices=False)
     offset = targets.mean(0)
     aims = left.T @ (targets - offset)
-    meter.flops += whiten_flops(features.samples, features.dimension)
+    spent = features.spent + whiten_flops(features.samples, features.dimension)
+
+    def predict(z: Tensor) -> Tensor:
+        return (z - mean) @ weights + offset
+
     for step, cutoff in enumerate(CUTOFFS[: arena.budget], 1):
         rank = int((sizes > cutoff * sizes[0]).sum())
         weights = (right[:rank].T / sizes[:rank]) @ aims[:rank]
-        meter.point(
-            step,
-            features.samples,
-            2.0 * features.dimension * rank * features.outputs,
-            lambda weights=weights: features.scores(lambda z: (z - mean) @ weights + offset),  # type: ignore[misc]
-        )
-    return meter.points
+        flops = spent + 2.0 * features.dimension * rank * features.outputs
+        yield Step(step, features.samples, flops, partial(features.scores, predict))
 
 
-ATTACK = Attack(
-    "float64", "least squares on features of a float64 pass, direction by direction", run
-)
+def _read(cut: Cut, inputs: np.ndarray) -> Tensor:
+    """Return the features of some inputs in float64."""
+    with torch.no_grad():
+        blocks = [cut.features(block).cpu() for block in tensor(inputs).split(BATCH)]
+    return torch.cat(blocks).double()
+
+
+ATTACK = Attack(run, place=7)

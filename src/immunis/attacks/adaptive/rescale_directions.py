@@ -1,19 +1,17 @@
 """Amplify suspiciously quiet directions of the features, then probe."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from immunis.attacks.contract import Arena, Attack, Meter, Point, Settings, whiten_flops
-from immunis.attacks.probes.shared import linear_probe, minibatch_curve
+from immunis.attacks.contract import Arena, Attack, Curve, Settings
+from immunis.attacks.curves import train_linear
+from immunis.attacks.meter import whiten_flops
 from immunis.theory.spectrum import eigh, relative_cutoff
 
 
-def run(arena: Arena, settings: Settings) -> list[Point]:
+def run(arena: Arena, settings: Settings) -> Curve:
     """Raise every direction whose variance is below ``level`` of the mean up to it, then Adam."""
     features = arena.features()
-    meter = Meter(arena, spent=whiten_flops(features.samples, features.dimension))
     mean = features.z.double().mean(0)
     centred = features.z.double() - mean
     values, vectors = eigh(centred.T @ centred / len(centred))
@@ -25,15 +23,8 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     def amplify(z: Tensor) -> Tensor:
         return (z.double() - mean) @ (vectors * gain)
 
-    loud = features.map(amplify).scaled()
-    probe = linear_probe(loud)
-    optimizer = torch.optim.Adam(probe.parameters(), lr=settings["rate"])
-    return minibatch_curve(loud, probe, optimizer, meter=meter)
+    loud = features.map(amplify, whiten_flops(features.samples, features.dimension))
+    return train_linear(loud.scaled(), settings["rate"])
 
 
-ATTACK = Attack(
-    "rescale_directions",
-    "amplify low-variance directions, then probe",
-    run,
-    lambda arena: {"level": (0.01, 1.0), "rate": (0.01, 0.1)},
-)
+ATTACK = Attack(run, {"level": (0.01, 1.0), "rate": (0.01, 0.1)}, place=1)

@@ -1,15 +1,13 @@
 """Fine-tune the whole network."""
 
-from __future__ import annotations
-
-from immunis.attacks.contract import Arena, Attack, Point, Settings
-from immunis.attacks.finetuning.shared import Network, space, tune
+from immunis.attacks.contract import Arena, Attack, Curve, Settings
+from immunis.attacks.tuning import TUNING, Network, tune
 
 
-def run(arena: Arena, settings: Settings) -> list[Point]:
+def run(arena: Arena, settings: Settings) -> Curve:
     """Train every parameter and a new head."""
-    network = Network(arena.cut.copy(), arena.outputs)
+    network = Network(arena)
     return tune(arena, network, network.body.parameters(), settings)
 
 
-ATTACK = Attack("finetune_all", "fine-tune the whole network", run, space, lambda cut: ())
+ATTACK = Attack(run, TUNING, (), preset="quick", place=2)

@@ -1,19 +1,12 @@
 """Linear probing by Adam on cross-entropy."""
 
-from __future__ import annotations
-
-import torch
-
-from immunis.attacks.contract import Arena, Attack, Point, Settings
-from immunis.attacks.probes.shared import linear_probe, minibatch_curve
+from immunis.attacks.contract import Arena, Attack, Curve, Settings
+from immunis.attacks.curves import train_linear
 
 
-def run(arena: Arena, settings: Settings) -> list[Point]:
-    """Train a linear probe on features of unit mean square; cosine schedule."""
-    features = arena.features().scaled()
-    probe = linear_probe(features)
-    optimizer = torch.optim.Adam(probe.parameters(), lr=settings["rate"])
-    return minibatch_curve(features, probe, optimizer)
+def run(arena: Arena, settings: Settings) -> Curve:
+    """Train a linear probe on features of unit mean square."""
+    return train_linear(arena.features().scaled(), settings["rate"])
 
 
-ATTACK = Attack("adam", "linear probe by Adam", run, lambda arena: {"rate": (0.01, 0.001, 0.1)})
+ATTACK = Attack(run, {"rate": (0.01, 0.001, 0.1)}, place=4, telling=4)

@@ -1,48 +1,39 @@
 """k nearest neighbours on frozen features: no training at all."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from immunis.attacks.contract import Arena, Attack, Point, Settings
-from immunis.attacks.preprocess import bases, in_basis
-from immunis.attacks.probes.shared import one_point
+from immunis.attacks.contract import Arena, Attack, Curve, Settings, if_patient
+from immunis.attacks.curves import one_step
+from immunis.attacks.features import bases
 
 
-def run(arena: Arena, settings: Settings) -> list[Point]:
+def run(arena: Arena, settings: Settings) -> Curve:
     """Vote (or average) among the k nearest samples, by Euclidean distance or cosine."""
-    features, meter = in_basis(arena, settings["basis"])
-    targets = features.targets()
-    k = min(settings["k"], features.samples)
+    features = arena.features().in_basis(settings["basis"])
+    targets, k = features.targets(), min(settings["k"], features.samples)
 
-    def direction(z: Tensor) -> Tensor:
-        z = z.float()
-        return torch.nn.functional.normalize(z, dim=1) if settings["metric"] == "cosine" else z
+    def placed(z: Tensor) -> Tensor:
+        return normalize(z.float(), dim=1) if settings["metric"] == "cosine" else z.float()
 
-    known = direction(features.z)
+    known = placed(features.z)
 
     def predict(z: Tensor) -> Tensor:
-        rows = []
-        for block in direction(z).split(1024):
-            near = torch.cdist(block, known).topk(k, largest=False).indices
-            rows.append(targets[near].mean(1))
-        return torch.cat(rows)
+        blocks = placed(z).split(1024)
+        near = [torch.cdist(block, known).topk(k, largest=False).indices for block in blocks]
+        return torch.cat([targets[rows].mean(1) for rows in near])
 
-    blind = ("test",) if arena.blind else ()
-    asked = sum(len(z) for part, (z, _) in features.parts.items() if part not in blind)
-    flops = 2.0 * asked * features.samples * features.dimension
-    return one_point(features, flops, predict, meter)
+    asked = len(features.parts["validation"][0])
+    asked += 0 if arena.blind else len(features.parts["test"][0])
+    return one_step(features, 2.0 * asked * features.samples * features.dimension, predict)
 
 
 ATTACK = Attack(
-    "knn",
-    "k nearest neighbours on features",
     run,
-    lambda arena: {
-        "k": (5, 1, 20) if arena.patient else (5,),
-        "metric": ("euclidean", "cosine"),
-        "basis": bases(arena),
-    },
+    {"k": if_patient(5, 1, 20), "metric": ("euclidean", "cosine"), "basis": bases},
     closed_form=True,
+    preset="quick",
+    place=12,
+    telling=3,
 )

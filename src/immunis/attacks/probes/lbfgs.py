@@ -1,23 +1,23 @@
 """Linear probing by L-BFGS, full batch."""
 
-from __future__ import annotations
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from immunis.attacks.contract import Arena, Attack, Meter, Point, Settings, checkpoints, count_flops
-from immunis.attacks.probes.shared import loss_of
+from immunis.attacks.contract import Arena, Attack, Curve, Settings, Step
+from immunis.attacks.curves import loss_of
+from immunis.attacks.meter import checkpoints, count_flops
 
 MOST_STEPS = 50  # a quasi-Newton step is worth many plain ones
 
 
-def run(arena: Arena, settings: Settings) -> list[Point]:
+def run(arena: Arena, settings: Settings) -> Curve:
     """Minimise cross-entropy (or squared error) plus ``penalty·‖w‖²`` with strong Wolfe steps."""
     features = arena.features().scaled()
-    meter = Meter(arena)
+    z, y = features.z.double(), features.y
     weight = torch.zeros(features.outputs, features.dimension, dtype=torch.float64)
     bias = torch.zeros(features.outputs, 1, dtype=torch.float64)
-    z, y = features.z.double(), features.y
     optimizer = torch.optim.LBFGS(
         [weight.requires_grad_(), bias.requires_grad_()],
         lr=settings["rate"],
@@ -31,7 +31,7 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     calls = 0
 
     def predict(z: Tensor) -> Tensor:
-        return (weight @ z.T + bias).T  # several times as fast as z·Wᵀ in float64
+        return (weight @ z.double().T + bias).T  # several times as fast as z·Wᵀ in float64
 
     def closure() -> Tensor:
         nonlocal calls
@@ -51,20 +51,10 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
         settled = before - loss < 1e-10 * abs(loss)
         before = loss
         if step in marks or settled:
-            meter.point(
-                step,
-                calls * len(z),
-                calls * per_call,
-                lambda: features.scores(lambda x: predict(x.double())),
-            )
+            spent = features.spent + calls * per_call
+            yield Step(step, calls * len(z), spent, partial(features.scores, predict))
         if settled:
-            break
-    return meter.points
+            return
 
 
-ATTACK = Attack(
-    "lbfgs",
-    "linear probe by L-BFGS, full batch, at most 50 steps",
-    run,
-    lambda arena: {"rate": (1.0, 0.3), "penalty": (1e-4,)},
-)
+ATTACK = Attack(run, {"rate": (1.0, 0.3), "penalty": (1e-4,)}, place=5)

@@ -1,25 +1,25 @@
 """Logistic regression with a sweep over C: how CLIP and its successors are probed."""
 
-from __future__ import annotations
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings
-from immunis.attacks.preprocess import in_basis, lengths
+from immunis.attacks.contract import Arena, Attack, Curve, NotApplicableError, Settings, Step
+from immunis.attacks.features import lengths
 
 TOLERANCE = 1e-4  # of the gradient, as scikit-learn has it
 STILL = 1e-14  # of the loss, and of the weights
-MEMORY = 50  # steps that L-BFGS looks back on: half as many are needed as with ten
+MEMORY = 50  # steps that L-BFGS remembers: it needs half as many as with ten
 
 
 def logistic(z: Tensor, y: Tensor, c: float, steps: int) -> tuple[Tensor, Tensor, int]:
-    """Weights, biases and number of steps that minimise ``Σ −log softmax(Wz+b)_y + ‖W‖²/2c``.
+    """Minimise ``Σ −log softmax(Wz+b)_y + ‖W‖²/2c``; return W, b and the number of steps.
 
-    L-BFGS, all of it on the features' device. Products are in the features' dtype and all else in
-    float64, or it would stop early where features are badly conditioned. Classes are numbered from
-    0 and all occur; of two, only the difference of their weights counts, and is penalised as
+    L-BFGS on the features' device. Products are in the features' dtype, all else in float64: it
+    would stop early where features are badly conditioned. Classes are numbered from 0 and all
+    occur. For two classes only the difference of their weights counts, and it is penalised as
     scikit-learn does (``‖w₁ − w₀‖²/2c``).
     """
     (n, d), classes = z.shape, int(y.max()) + 1
@@ -40,19 +40,21 @@ def logistic(z: Tensor, y: Tensor, c: float, steps: int) -> tuple[Tensor, Tensor
         return functional.cross_entropy(answers, y) + weights.square().sum() / (2 * c * n)
 
     descent = torch.optim.LBFGS(
-        [theta], max_iter=steps, max_eval=50 * steps, tolerance_grad=TOLERANCE,
-        tolerance_change=STILL, history_size=MEMORY, line_search_fn="strong_wolfe",
-    )  # fmt: skip
+        [theta],
+        max_iter=steps,
+        max_eval=50 * steps,
+        tolerance_grad=TOLERANCE,
+        tolerance_change=STILL,
+        history_size=MEMORY,
+        line_search_fn="strong_wolfe",
+    )
     descent.step(value)
     return weights.cpu(), bias.cpu(), int(descent.state[theta]["n_iter"])
 
 
-def run(arena: Arena, settings: Settings) -> list[Point]:
+def run(arena: Arena, settings: Settings) -> Curve:
     """Fit L2-penalised logistic regression on features of unit mean square."""
-    if arena.kind != "classification":
-        raise NotApplicableError("logistic regression needs classes")
-    features, meter = in_basis(arena, settings["basis"])
-    features = features.scaled()
+    features = arena.features().in_basis(settings["basis"]).scaled()
     seen, labels = features.y.unique(return_inverse=True)
     if len(seen) < 2:
         raise NotApplicableError("the rows to fit on hold one class only")
@@ -61,20 +63,16 @@ def run(arena: Arena, settings: Settings) -> list[Point]:
     bias = torch.full((features.outputs,), -1e300, dtype=torch.float64)  # classes never seen
     found = logistic(z, labels, settings["c"], min(arena.budget, 500))
     matrix[seen], bias[seen], steps = found
-    per_step = 4.0 * features.samples * features.dimension * features.outputs
-    meter.point(
-        steps,
-        steps * features.samples,
-        steps * per_step,
-        lambda: features.scores(lambda z: z.double() @ matrix.T + bias),
-    )
-    return meter.points
+    samples = steps * features.samples
+    flops = features.spent + 4.0 * samples * features.dimension * features.outputs
+    scores = partial(features.scores, lambda z: z.double() @ matrix.T + bias)
+    return [Step(steps, samples, flops, scores)]
 
 
 ATTACK = Attack(
-    "logistic",
-    "logistic regression, C sweep",
     run,
-    lambda arena: {"c": (1.0, 0.01, 100.0, 1e4), "basis": lengths(arena)},
+    {"c": (1.0, 0.01, 100.0, 1e4), "basis": lengths},
     closed_form=True,
+    needs_classes=True,
+    place=7,
 )

@@ -1,21 +1,13 @@
 """Whiten the features, then descend: with more samples than features no conditioning is left."""
 
-from __future__ import annotations
-
-from immunis.attacks.contract import Arena, Attack, Meter, Point, Settings, whiten_flops
-from immunis.attacks.preprocess import whitened
-from immunis.attacks.probes.shared import least_squares_curve
+from immunis.attacks.contract import Arena, Attack, Curve, Settings
+from immunis.attacks.curves import least_squares
 from immunis.theory.descent import line_search
 
 
-def run(arena: Arena, settings: Settings) -> list[Point]:
-    """Gradient descent with exact line search on whitened features."""
-    given = arena.features()
-    meter = Meter(arena, spent=whiten_flops(given.samples, given.dimension))
-    features = whitened(given, settings["ridge"])
-    return least_squares_curve(features, line_search, bias=True, meter=meter)
+def run(arena: Arena, settings: Settings) -> Curve:
+    """Descend with exact line search on white features."""
+    return least_squares(arena.features().white(settings["ridge"]), line_search)
 
 
-ATTACK = Attack(
-    "whiten", "full whitening, then gradient descent", run, lambda arena: {"ridge": (1e-2, 0.0)}
-)
+ATTACK = Attack(run, {"ridge": (1e-2, 0.0)}, preset="quick", place=9)

@@ -1,29 +1,16 @@
 """Probe an earlier layer: a defence of the last one may have left it untouched."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from immunis.attacks.contract import Arena, Attack, NotApplicableError, Point, Settings
-from immunis.attacks.surgery.shared import choice, probe_on
-from immunis.models.cut import Cut
+from immunis.attacks.contract import Arena, Arrays, Attack, Settings
 
 
-def layers(cut: Cut) -> Sequence[str]:
-    """Outputs of every stage but the last."""
-    return cut.stages[:-1]
+def features(arena: Arena, settings: Settings) -> Arrays:
+    """Return one stage's pooled output."""
+    return arena.cache[settings["layer"]]
 
 
-def run(arena: Arena, settings: Settings) -> list[Point]:
-    """Probe one stage's pooled output."""
-    return probe_on(arena, *arena.cache[settings["layer"]], settings["probe"])
-
-
-def space(arena: Arena) -> dict[str, Sequence[str]]:
-    """Every earlier stage, with the probes."""
-    if not layers(arena.cut):
-        raise NotApplicableError("the extractor has one stage only")
-    return {"layer": layers(arena.cut), "probe": choice(arena)}
-
-
-ATTACK = Attack("earlier_layer", "the probes on every earlier stage", run, space, layers)
+ATTACK = Attack(
+    settings={"layer": lambda arena: arena.earlier_stages},
+    reads=lambda cut: cut.stages[:-1],
+    features=features,
+    place=1,
+)

@@ -1,0 +1,143 @@
+"""How probes on frozen features learn: least squares by descent, mini-batches, one solve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from immunis.attacks.contract import Step
+from immunis.attacks.features import Features, Map
+from immunis.attacks.meter import checkpoints, count_flops
+from immunis.theory.scale import check_size
+
+BATCH = 256
+
+
+def one_step(features: Features, flops: float, predict: Map) -> list[Step]:
+    """Return the curve of a closed-form attack: one step that sees every sample once."""
+    scores = partial(features.scores, predict)
+    return [Step(1, features.samples, features.spent + flops, scores)]
+
+
+def least_squares(
+    features: Features,
+    path: Callable[[Tensor, Tensor], Iterator[Tensor]],
+    bias: bool = True,
+    products: int = 2,
+    spent: float = 0.0,
+) -> Iterator[Step]:
+    """Follow a descent path on ``‖Zw − Y‖²`` and yield a step at every checkpoint.
+
+    ``path(H, B)`` yields the iterates w₀, w₁, ... for ``H = ZᵀZ/n`` and ``B = ZᵀY/n``, with
+    ``products`` products with H for each. With ``bias`` features and targets are centred first,
+    which equals a free intercept. ``spent`` are operations made beforehand.
+    """
+    z, y = features.z.double(), features.targets()
+    check_size(z, "features")
+    check_size(y, "targets")
+    shift = z.mean(0) if bias else torch.zeros_like(z[0])
+    offset = y.mean(0) if bias else torch.zeros_like(y[0])
+
+    def moments() -> tuple[Tensor, Tensor]:
+        left, right = (z - shift).T, y - offset
+        return left @ left.T / len(z), left @ right / len(z)
+
+    def predict(w: Tensor, x: Tensor) -> Tensor:
+        return (x.double() - shift) @ w + offset
+
+    (hessian, cross), setup = count_flops(moments)
+    budget, per_step = features.arena.budget, 2.0 * hessian.numel() * cross.shape[1] * products
+    marks = set(checkpoints(budget))
+    for step, w in enumerate(path(hessian, cross)):
+        if step in marks:
+            flops = features.spent + spent + (setup + step * per_step)
+            scores = partial(features.scores, partial(predict, w))
+            yield Step(step, step * len(z), flops, scores)
+        if step >= budget:
+            return
+
+
+def minibatches(
+    features: Features, probe: nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[Step]:
+    """Train a probe on mini-batches of features with a cosine schedule; yield checkpoints.
+
+    Regression targets are standardised for training, so that step sizes do not depend on units.
+    """
+    arena = features.arena
+    generator, marks = arena.generator(), set(checkpoints(arena.budget))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arena.budget)
+    units = Units(features.y, features.kind)
+    z, y = features.z.float(), units.strip(features.y)
+    size, flops = min(BATCH, len(z)), 0.0
+    order = torch.empty(0, dtype=torch.int64)
+
+    def train(rows: Tensor) -> None:
+        optimizer.zero_grad()
+        loss_of(probe(z[rows]), y[rows], features.kind).backward()
+        optimizer.step()
+
+    def predict(x: Tensor) -> Tensor:
+        probe.eval()
+        outputs = units.restore(probe(x.float()))
+        probe.train()
+        return outputs
+
+    probe.train()
+    for step in range(1, arena.budget + 1):
+        if len(order) < size:
+            order = torch.randperm(len(z), generator=generator)
+        rows, order = order[:size], order[size:]
+        if step == 1:
+            _, flops = count_flops(partial(train, rows))
+        else:
+            train(rows)
+        schedule.step()
+        if step in marks:
+            spent = features.spent + step * flops
+            yield Step(step, step * size, spent, partial(features.scores, predict))
+
+
+def train_linear(
+    features: Features,
+    rate: float,
+    *before: nn.Module,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.Adam,
+    **options: Any,
+) -> Iterator[Step]:
+    """Train a linear probe that starts at zero, behind the layers ``before``."""
+    last = nn.Linear(features.dimension, features.outputs)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    probe = nn.Sequential(*before, last)
+    return minibatches(features, probe, optimizer(probe.parameters(), lr=rate, **options))  # type: ignore[call-arg]
+
+
+class Units:
+    """Mean and deviation of regression targets, removed for training and restored after."""
+
+    def __init__(self, labels: Tensor, kind: str) -> None:
+        self.mean: Tensor | None = None  # classes have no units
+        if kind == "regression":
+            self.mean, deviation = labels.mean(0), labels.std(0)
+            self.scale = torch.where(deviation > 0, deviation, 1.0)
+
+    def strip(self, labels: Tensor) -> Tensor:
+        """Return targets in units of their deviation; class labels as they are."""
+        return labels if self.mean is None else (labels - self.mean) / self.scale
+
+    def restore(self, outputs: Tensor) -> Tensor:
+        """Return outputs in the targets' own units."""
+        return outputs if self.mean is None else outputs.double() * self.scale + self.mean
+
+
+def loss_of(outputs: Tensor, labels: Tensor, kind: str) -> Tensor:
+    """Return cross-entropy for classes, mean squared error for targets."""
+    if kind == "classification":
+        return functional.cross_entropy(outputs, labels)
+    return functional.mse_loss(outputs, labels.to(outputs))

@@ -1,0 +1,168 @@
+"""Feature matrices with their labels, and the bases in which an attacker looks at them.
+
+If one direction is much larger than the others, only white features show the others. If a few rows
+are much longer than most, only rows of one length show most rows. Which basis serves best is a
+setting like any other.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from immunis.attacks.meter import whiten_flops
+from immunis.data.task import target_matrix
+from immunis.theory.feature_maps import unit_rows
+from immunis.theory.scale import check_size, power_of_two
+from immunis.theory.scores import score
+from immunis.theory.spectrum import eigh, relative_cutoff
+
+if TYPE_CHECKING:
+    from immunis.attacks.contract import Arena
+
+SAMPLES = 4  # to each feature, from which on whitening shows more than noise
+UNEQUAL = 100  # condition number of standardised features above which whitening changes much
+UNEVEN = 3  # longest row over the median one, from which on a few rows decide the scale
+Map = Callable[[Tensor], Tensor]
+
+
+class Features:
+    """Feature matrices of one arena with their labels.
+
+    Attributes:
+        z: features to fit on (n×D).
+        y: their labels: class positions, or a target matrix.
+        parts: features and labels of ``"validation"`` and ``"test"``.
+        spent: operations it took to get the features.
+    """
+
+    def __init__(self, arena: Arena, train: Tensor, test: Tensor) -> None:
+        fit, held = (torch.from_numpy(rows) for rows in arena.rows)
+        labels = arena.labels(arena.train.labels)
+        self.arena, self.kind, self.outputs = arena, arena.kind, arena.outputs
+        self.z, self.y = train[fit], labels[fit]
+        self.parts = {
+            "validation": (train[held], labels[held]),
+            "test": (test, arena.labels(arena.test.labels)),
+        }
+        self.spent = arena.extraction_flops * len(fit)
+
+    @property
+    def dimension(self) -> int:
+        """Number of features D."""
+        return self.z.shape[1]
+
+    @property
+    def samples(self) -> int:
+        """Number of samples to fit on."""
+        return len(self.z)
+
+    def targets(self) -> Tensor:
+        """Return the labels to fit as a float64 matrix: one column per class or target."""
+        return target_matrix(self.y, self.kind, self.outputs)
+
+    def scores(self, predict: Map) -> tuple[float, float]:
+        """Score predictions (samples×outputs) on the validation and test parts.
+
+        In a blind arena the test score is NaN.
+        """
+        with torch.no_grad():
+            found = {
+                name: score(predict(z), y, self.kind)
+                for name, (z, y) in self.parts.items()
+                if name == "validation" or not self.arena.blind
+            }
+        return found["validation"], found.get("test", math.nan)
+
+    def map(self, transform: Map, spent: float = 0.0) -> Features:
+        """Return the same problem with every feature matrix transformed."""
+        mapped = copy.copy(self)
+        mapped.z = transform(self.z)
+        mapped.parts = {name: (transform(z), y) for name, (z, y) in self.parts.items()}
+        mapped.spent += spent
+        return mapped
+
+    def standardised(self) -> Features:
+        """Return the problem with every feature centred and of unit deviation."""
+        z, power = self._unit()
+        mean, deviation = z.mean(0), z.std(0)
+        scale = torch.where(deviation > 1e-12 * deviation.max(), deviation, torch.inf)
+        return self.map(lambda z: (z / power - mean) / scale)
+
+    def scaled(self) -> Features:
+        """Return the problem with one common factor that makes the mean square one."""
+        z, power = self._unit()
+        size = z.square().mean().sqrt()
+        return self.map(lambda z: z / power / torch.where(size > 0, size, 1.0))
+
+    def white(self, ridge: float = 0.0) -> Features:
+        """Return the problem in coordinates where the features are white."""
+        mean, transform = whitening(self.z, ridge)
+        spent = whiten_flops(self.samples, self.dimension)
+        return self.map(lambda z: (z.double() - mean) @ transform, spent)
+
+    def in_basis(self, basis: str) -> Features:
+        """Return the problem in a basis: given, standardised, white or unit.
+
+        For ``"unit"`` rows are brought to one length from the median of each feature, made white
+        (or standardised, where samples are few), and brought to one length again, √D.
+        """
+        if basis == "given":
+            return self
+        if basis != "unit":
+            return self.white() if basis == "white" else self.standardised()
+        scaled = self.scaled()
+        middle = scaled.z.double().median(0).values
+        even = scaled.map(lambda z: unit_rows(z - middle))
+        found = even.white() if self.suffice else even.standardised()
+        return found.map(lambda z: math.sqrt(found.dimension) * unit_rows(z))
+
+    @property
+    def suffice(self) -> bool:
+        """True if there are enough samples to tell directions apart."""
+        return self.samples >= SAMPLES * self.dimension
+
+    def _unit(self) -> tuple[Tensor, float]:
+        """Features to fit on at unit scale, where their squares fit their dtype."""
+        power = power_of_two(self.z)
+        return self.z / power, power
+
+
+def whitening(z: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Return the mean of z, and ``(Σ + ridge·tr(Σ)/D·I)^{-1/2}`` on the range of Σ."""
+    check_size(z.double(), "features")
+    mean = z.double().mean(0)
+    centred = z.double() - mean
+    values, vectors = eigh(centred.T @ centred / len(z))
+    keep = values > values[0] * relative_cutoff(len(values), torch.finfo(z.dtype).eps)
+    damped = values[keep] + ridge * values.clamp(min=0).mean()
+    return mean, vectors[:, keep] * damped.rsqrt()
+
+
+def lengths(arena: Arena) -> tuple[str, ...]:
+    """Return the bases for probes that need no scale: given, and unit where lengths differ much.
+
+    They differ much where a defence has drawn most rows together, and a few not.
+    """
+    z = arena.features().scaled().z.double()
+    size = (z - z.median(0).values).norm(dim=1)
+    return ("given", "unit") if bool(size.max() > UNEVEN * size.median()) else ("given",)
+
+
+def bases(arena: Arena) -> tuple[str, ...]:
+    """Return the bases for probes that need a scale: standardised, and others where they differ.
+
+    ``"white"`` where samples suffice to tell it from noise, ``"unit"`` as in ``lengths``.
+    """
+    features = arena.features()
+    found: tuple[str, ...] = ("standardised",)
+    if features.suffice:
+        z = features.standardised().z.double()
+        values = torch.linalg.eigvalsh(z.T @ z / len(z))
+        found += ("white",) if bool(values[-1] > UNEQUAL * values[0]) else ()
+    return found + lengths(arena)[1:]
