@@ -148,13 +148,13 @@ def test_a_ray_cluster_gives_the_same_record(models, tasks):
 def test_finished_attacks_are_not_repeated(models, tasks, tmp_path, monkeypatch):
     first = run(models, tasks, folder=tmp_path)
     count = len(list(tmp_path.glob("*.json")))
-    monkeypatch.setattr(sys.modules["immunis.audits.trial"], "search", lambda *_: 1 / 0)
+    monkeypatch.setattr(sys.modules["immunis.attacks.search"], "search", lambda *_: 1 / 0)
     assert timeless(run(models, tasks, folder=tmp_path)) == timeless(first)
     assert len(list(tmp_path.glob("*.json"))) == count
 
 
 def test_an_interrupted_audit_goes_on_where_it_stopped(models, tasks, tmp_path, monkeypatch):
-    module = sys.modules["immunis.audits.trial"]
+    module = sys.modules["immunis.attacks.search"]
     real, calls = module.search, []
 
     def stops(*arguments):
@@ -177,7 +177,7 @@ def test_a_failing_attack_is_recorded_and_the_audit_goes_on(models, tasks, monke
     def fails(arena, settings):
         raise RuntimeError("no luck")
 
-    monkeypatch.setitem(ATTACKS, "knn", Attack("knn", "", fails))
+    monkeypatch.setitem(ATTACKS, "knn", Attack(fails, name="knn"))
     f = run(models, tasks).record.figures
     assert f["attacks"]["knn"]["erase"] == {"status": "failed", "reason": "RuntimeError: no luck"}
     assert f["attacks"]["ridge"]["erase"]["status"] == "done"
