@@ -14,20 +14,9 @@ from helpers import RESULTS
 from helpers.tasks import make_task
 from immunis import InputError, Record, Task, audit, immunize, measure
 from immunis.report.card import render
-from immunis.report.card.charts import Axis
-from immunis.report.compare import compare
 from immunis.report.format import number
-from immunis.report.query import (
-    LARGE,
-    cost_to,
-    envelope,
-    leading,
-    outlines,
-    per_class,
-    telling_classes,
-    telling_cost,
-)
-from immunis.report.text import headline, not_tested, verdict
+from immunis.report.query import LARGE, leading, outlines, per_class, telling_classes
+from immunis.report.text import headline, verdict
 
 EVIL = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>[x](javascript:alert(3))"
 
@@ -56,16 +45,6 @@ class Page(HTMLParser):
 
 def embedded(text, name="record"):
     return json.loads(Page(text).scripts[name])
-
-
-@pytest.fixture(scope="module")
-def demo_record():
-    return Record.load(RESULTS / "demo.json")
-
-
-@pytest.fixture(scope="module")
-def audit_record():
-    return Record.load(RESULTS / "audit-digit-parity.json")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +88,10 @@ def test_the_demo_card_holds_the_records_figures(demo_record):
         assert name in text
         assert number(row["rir"]["value"]) in text
     assert text.index("did not stop the attacker") < text.index("<img")
-    assert "47.6% at best (erase ε=0.001; a closed-form probe reaches 72.3% there)" in text
+    assert (
+        "47.6% under the best defence (erase ε=0.001; a closed-form probe reaches 72.3% there)"
+        in text
+    )
     assert embedded(text) == demo_record.to_dict()
 
 
@@ -151,24 +133,6 @@ def test_the_audit_card_leads_with_the_verdict_and_its_threat_model(audit_record
     assert "holds no spectra" in render(changed(audit_record, models=bare))  # an older one
 
 
-def test_the_verdict_names_the_highest_score_and_the_interval_too(audit_record):
-    case = audit_record.figures["worst_case"]["frontier"]
-    said = verdict(audit_record, "frontier")
-    assert case["highest_attack"] != case["attack"]
-    most = f"{case['highest_accuracy']:.1%} ({case['highest_attack']})"
-    assert f"the highest score of any attack is {most}" in said
-    low, high = (case["interval"][end] for end in ("low", "high"))
-    assert f"interval {low:.0%} to {high:.0%}" in said
-
-
-def test_the_verdict_says_where_the_original_hardly_helps_anybody():
-    record = Record.load(RESULTS / "audit-mnist-digits.json")
-    said = verdict(record, "probe-deep")
-    assert "keeps 0% of the original model's help; the original helps only 2 of these" in said
-    other = Record.load(RESULTS / "audit-tiny-imagenet-cars-resnet18.json")
-    assert "by a point" not in verdict(other, "condition")
-
-
 def test_figures_that_are_no_numbers_are_left_out(audit_record):
     figures = json.loads(json.dumps(audit_record.figures), parse_float=lambda _: math.nan)
     text = render(dataclasses.replace(audit_record, figures=figures))
@@ -181,13 +145,6 @@ def test_a_record_that_lost_a_part_is_refused_in_words(audit_record, lost):
     figures = {name: part for name, part in audit_record.figures.items() if name != lost}
     with pytest.raises(InputError, match=f"figures.{lost} is missing; expected"):
         render(dataclasses.replace(audit_record, figures=figures))
-
-
-def test_cost_is_drawn_in_steps_where_reading_features_dwarfs_all_else(audit_record):
-    large = Record.load(RESULTS / "audit-tiny-imagenet-cars-resnet18.json")
-    assert telling_cost(large) == "steps"
-    assert "steps the attacker spends" in render(large)
-    assert telling_cost(audit_record) == "flops"
 
 
 def test_a_broken_model_is_not_called_immune(audit_record):
@@ -209,36 +166,6 @@ def test_an_audit_without_a_defence_speaks_of_the_original(audit_record):
     record = changed(audit_record, models=models)
     assert headline(record).startswith("original: the best of")
     assert "original" in render(record)
-
-
-def test_what_an_attack_breaks_is_listed(audit_record):
-    lines = not_tested(audit_record)
-    assert any("breaks erase" in line and "finetune_last keeps 204%" in line for line in lines)
-    assert any("do not apply: batchnorm_only, renormalise" in line for line in lines)
-
-
-def test_the_envelope_is_the_best_of_all_attacks_within_a_cost(audit_record):
-    points = [
-        (point["flops"], point["mean"])
-        for rows in audit_record.figures["attacks"].values()
-        for point in rows["erase"].get("curve", ())
-    ]
-    curve = envelope(audit_record, "erase")
-    for cost, score in curve:
-        assert score == max(mean for flops, mean in points if flops <= cost)
-        assert cost == min(flops for flops, mean in points if mean >= score)
-    assert curve[-1][1] == max(mean for _, mean in points)
-    assert cost_to(curve, 1.1) == math.inf
-
-
-def test_axes_have_round_ticks():
-    assert Axis(1, 1e6, (0, 60), "log").ticks() == [1, 100, 1e4, 1e6]
-    assert Axis(2e6, 2e7, (0, 60), "log").ticks() == pytest.approx([2e6, 5e6, 1e7, 2e7])
-    assert Axis(4.0, 4.4, (0, 60), "log").ticks() == pytest.approx([4.0, 4.195, 4.4], abs=1e-3)
-    assert Axis(0, 1.02, (0, 60)).ticks() == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert len(Axis(0, 1e16, (0, 60)).ticks()) == 6  # absurd, and drawn all the same
-    assert Axis(1, 100, (0, 60), "log")(10) == 30
-    assert Axis(0, 1, (100, 0))(2) == 0
 
 
 def test_spectra_and_classes_are_shown_where_a_record_holds_them(evil_records):
@@ -291,25 +218,8 @@ def test_everything_a_user_supplies_is_escaped(evil_records):
     assert EVIL in entities.unescape(text)
 
 
-def test_records_are_compared_side_by_side(audit_record, evil_records):
+def test_several_records_are_shown_side_by_side(audit_record):
     tiny = Record.load(RESULTS / "audit-tiny-imagenet-cars-resnet18.json")
-    tiny.figures["worst_case"]["opt_kappa"]["broken"] = True
-    few = compare([audit_record, evil_records[0]]).table
-    assert few.columns[1:] == ["condition (1)", "frontier (1)", "erase (1)", "erase (2)"]
-    table, notes = compare([audit_record, tiny, evil_records[0]])  # many: one row each
-    assert [row[0] for row in table.rows][:3] == ["condition (1)", "frontier (1)", "erase (1)"]
-    rows = {
-        what: {row[0]: row[place] for row in table.rows}
-        for place, what in enumerate(table.columns[1:], 1)
-    }
-    assert rows["help the worst attack keeps"]["frontier (1)"] == "159%"
-    assert rows["help the worst attack keeps"]["opt_kappa (2)"] == "broken, not immune"
-    assert rows["help the worst attack keeps"]["erase (3)"] == "no attacker run"
-    assert rows["worst attack"]["condition (2)"] == "earlier_layer"
-    assert rows["primary"]["plain (2)"] == "+0.8 points (46.4%)"
-    assert rows["RIR"]["condition (2)"] == "954"
-    assert "primary data, the attacker's data, attacks, budgets" in notes[0]
-    assert "defender's own" in notes[1]
     text = render(audit_record, tiny)
     assert text.index("2 records side by side") < text.index('<p class="lead">')
     assert embedded(text) == audit_record.to_dict()
@@ -330,25 +240,6 @@ def test_records_that_cannot_be_shown_are_refused(pair, demo_record, audit_recor
     for broken in ({}, {**audit_record.figures, "models": {"original": {}}}):
         with pytest.raises(InputError, match=r"figures\.\S+ is missing; expected a"):
             render(dataclasses.replace(audit_record, figures=broken))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "–"),
-        (float("nan"), "undefined"),
-        (-float("inf"), "−∞"),
-        (0.0, "0"),
-        (1234.4, "1234"),
-        (1e-7, "1.0e-7"),
-        (True, "True"),
-        (1_000_000, "1,000,000"),
-        (9999.9, "1.0e4"),
-        (999.7, "1000"),
-    ],
-)
-def test_numbers_are_written_for_people(value, text):
-    assert number(value) == text
 
 
 def luminance(colour):

@@ -52,8 +52,8 @@ def shaped_record(values: dict[str, Any]) -> dict[str, Any]:
     found = {key: shaped(item, hints.get(key, Any), key) for key, item in values.items()}
     if parts[2] is not Free:
         shaped(values["data"], dict[str, Data], "data")  # those beyond the two that are required
-    for missing in _loose_ends(found["kind"], found["figures"], found["settings"]):
-        raise InputError(missing)
+    if wrong := next(_loose_ends(found["kind"], found["figures"], found["settings"]), None):
+        raise InputError(wrong)
     return found
 
 
@@ -72,8 +72,9 @@ def shaped(value: Any, shape: Any, path: str) -> Any:
         return shaped(value, _branch(value, inner), path)
     if is_typeddict(shape) and isinstance(value, dict):
         hints = shape.__annotations__
-        for key in shape.__required_keys__ - value.keys():
-            raise InputError(f"{path}.{key} is missing; expected {_words(hints[key])}.")
+        missing = next((k for k in hints if k in shape.__required_keys__ and k not in value), None)
+        if missing is not None:
+            raise InputError(f"{path}.{missing} is missing; expected {_words(hints[missing])}.")
         hints = {k: get_args(h)[0] if get_origin(h) is NotRequired else h for k, h in hints.items()}
         return {k: shaped(item, hints.get(k, Any), f"{path}.{k}") for k, item in value.items()}
     if origin is dict and isinstance(value, dict):
@@ -125,7 +126,7 @@ def _loose_ends(kind: str, figures: Any, settings: Any) -> Iterator[str]:
             yield "figures.per_class holds lists of different lengths."
     if kind == "demo":
         steps = {str(step) for step in settings["steps"]}
-        for name in {"no defence", "frontier"} - figures["methods"].keys():
+        for name in (n for n in ("no defence", "frontier") if n not in figures["methods"]):
             yield f"figures.methods.{name} is missing; expected an object."
         for name, row in figures["methods"].items():
             if len(steps) != 3 or steps - row["harmful_accuracy"]["gradient_descent"].keys():

@@ -81,9 +81,12 @@ ImmunizeFigures = TypedDict(
         "details": Details,
     },
 )
-ImmunizeSettings = TypedDict(
-    "ImmunizeSettings", {"method": str, "recipe": NotRequired[dict[str, Any]]}
+Scaling = Literal["imagenet", "clip", "inception"]
+RecipeData = TypedDict("RecipeData", {"size": NotRequired[int], "scaling": NotRequired[Scaling]})
+Recipe = TypedDict(
+    "Recipe", {"data": NotRequired[RecipeData], "model": NotRequired[dict[str, Any]]}
 )
+ImmunizeSettings = TypedDict("ImmunizeSettings", {"method": str, "recipe": NotRequired[Recipe]})
 
 Point = TypedDict(  # of a learning curve
     "Point", {"steps": int, "flops": float, "mean": float, "low": float, "high": float}
@@ -161,7 +164,7 @@ AuditSettings = TypedDict(
         "budget": int,
         "seeds": int,
         "original": str,
-        "recipe": NotRequired[dict[str, Any]],
+        "recipe": NotRequired[Recipe],
     },
 )
 AuditData = TypedDict("AuditData", {"primary": Data, "attacker": Data})

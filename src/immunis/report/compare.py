@@ -83,14 +83,12 @@ def _immunized(record: Record, place: int) -> list[str]:
 def _audited(record: Record, place: int, name: str) -> list[str]:
     f: AuditFigures = record.figures
     row, case = f["models"][name], f["worst_case"][name]
-    kept = case["residual_advantage"]
+    kept = f"{100 * case['residual_advantage']:.0f}%"
+    if math.isnan(case["residual_advantage"]):
+        kept = "cannot be ranked"
     return [
         f"{name} ({place})",
-        "broken, not immune"
-        if case["broken"]
-        else "cannot be ranked"
-        if math.isnan(kept)
-        else f"{100 * kept:.0f}%",
+        "broken, not immune" if case["broken"] else kept,
         case["attack"] or "–",
         harmful_score(record, case["accuracy"]),
         f"{percent(case.get('gain', math.nan))} points",

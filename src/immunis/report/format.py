@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
 
 def inline(text: str) -> str:
-    r"""Text for one line or cell of Markdown: nothing that ends it, opens HTML or makes a link.
+    r"""Return text for one line or cell of Markdown: it cannot end it, open HTML or make a link.
 
     >>> print(inline("a|b [c](d)\n<i>"))
     a\|b \[c](d) &lt;i>
@@ -45,17 +45,15 @@ def inline(text: str) -> str:
     return text.replace("|", r"\|").replace("[", r"\[")
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "κ": r"$\kappa$", "ρ": r"$\rho$", "ε": r"$\varepsilon$", "±": r"$\pm$", "∞": r"$\infty$",
-    "≫": r"$\gg$", "×": r"$\times$", "−": r"$-$", "–": "--", "²": r"$^2$", "≥": r"$\geq$",
-    "“": "``", "”": "''", "…": r"\dots",
-}  # fmt: skip
+_LATEX = {character: "\\" + character for character in "&%#_${}"}
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX |= {"κ": r"$\kappa$", "ρ": r"$\rho$", "ε": r"$\varepsilon$", "±": r"$\pm$", "∞": r"$\infty$"}
+_LATEX |= {"≫": r"$\gg$", "×": r"$\times$", "−": r"$-$", "–": "--", "²": r"$^2$", "≥": r"$\geq$"}
+_LATEX |= {"“": "``", "”": "''", "…": r"\dots"}
 
 
 def _latex(text: str) -> str:
-    r"""Escape a cell.
+    r"""Return a cell with LaTeX's characters escaped.
 
     >>> print(_latex("κ ± 5% of R_ill"))
     $\kappa$ $\pm$ 5\% of R\_ill
@@ -64,7 +62,7 @@ def _latex(text: str) -> str:
 
 
 def number(value: Any) -> str:
-    """Format a figure for people: three significant digits, ∞ for infinity, – for nothing.
+    """Return a figure for people: three significant digits, ∞ for infinity, – for nothing.
 
     >>> number(39468.6), number(0.0281), number(12), number(float("inf"))
     ('3.9e4', '0.0281', '12', '∞')
@@ -86,5 +84,5 @@ def number(value: Any) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share as a percentage with one decimal; – where it is undefined."""
+    """Return a share as a percentage with one decimal; – where it is undefined."""
     return "–" if share != share else f"{100 * share:.1f}"

@@ -115,8 +115,8 @@ def headline(record: Record) -> str:
     return (
         f"A high ratio did not stop the attacker: after {steps} steps a probe reaches {bare}% "
         f"without a defence, {ceiled}% where the ratio is at its ceiling (RIR* = "
-        f"{number(demo['ceiling'])}), and {least}% at best ({best}; a closed-form probe reaches "
-        f"{percent(reads[best]['ridge'])}% there)."
+        f"{number(demo['ceiling'])}), and {least}% under the best defence ({best}; a "
+        f"closed-form probe reaches {percent(reads[best]['ridge'])}% there)."
     )
 
 

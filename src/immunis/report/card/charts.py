@@ -1,7 +1,7 @@
-"""Charts of a card as SVG: no scripts, so that they print; colours and marks are the style sheet's.
+"""Charts of a card as SVG, without scripts; colours and marks come from the style sheet.
 
 A chart is drawn in 480 units, which a phone shows at three quarters of their size. A series is
-told apart by its mark and dash as well as by its colour.
+told apart by its mark and dash, not only by its colour.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 470, 10, 206
 
 @dataclass(frozen=True)
 class Axis:
-    """Where values lie between two ends: ``share`` and ``order`` are linear, ``log`` is not."""
+    """Places values between two ends; ``share`` and ``order`` are linear, ``log`` is not."""
 
     low: float
     high: float
@@ -30,7 +30,7 @@ class Axis:
     kind: str = "share"
 
     def __call__(self, value: float) -> float:
-        """Place of a value, kept within the axis."""
+        """Return the place of a value, kept within the axis."""
         low, high, at = self.low, self.high, value
         if self.kind == "log":
             low, high, at = math.log10(low), math.log10(high), math.log10(max(value, 1e-300))
@@ -38,7 +38,7 @@ class Axis:
         return round(self.ends[0] + share * (self.ends[1] - self.ends[0]), 1)
 
     def ticks(self) -> list[float]:
-        """A few round values; none where only the order of things counts."""
+        """Return a few round values; none where only the order counts."""
         if self.kind == "order":
             return []
         if self.kind == "share":
@@ -59,7 +59,7 @@ class Axis:
 
 
 def axis(values: Iterable[float], ends: tuple[float, float], kind: str) -> Axis:
-    """An axis that holds some values; one of shares starts no higher than 0."""
+    """Return an axis that holds some values; one of shares starts at 0 or lower."""
     known = [v for v in values if math.isfinite(v) and (v > 0 or kind != "log")]
     if kind == "share":
         return Axis(max(min([*known, 0.0]), -0.5), max([*known, 0.1]) * 1.02, ends)
@@ -68,61 +68,72 @@ def axis(values: Iterable[float], ends: tuple[float, float], kind: str) -> Axis:
 
 
 def style(name: str, names: Sequence[str]) -> str:
-    """Class of a series: its number among the models, or the control's own."""
+    """Return the class of a series: its number among the models, or the control's own."""
     return "su" if name == CONTROL else f"s{list(names).index(name) % SERIES}"
 
 
+def tag(name: str, *inside: str, **attributes: object) -> Markup:
+    """Return an element, with everything inside it escaped.
+
+    >>> print(tag("text", "a<b", class_="grid", text_anchor="end"))
+    <text class="grid" text-anchor="end">a&lt;b</text>
+    """
+    pairs = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
+    given = Markup("").join(Markup(' {}="{}"').format(*pair) for pair in pairs.items())
+    content = Markup("").join(inside)
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), given, content)
+
+
 def legend(shown: Sequence[str], names: Sequence[str], broken: Collection[str] = ()) -> Markup:
-    """Some of the names beside their marks; models that lost their own task are called broken."""
-    items = [
-        Markup('<li><svg viewBox="0 0 30 12" aria-hidden="true">{}{}</svg>{}</li>').format(
-            Markup('<path class="line {}" d="M1 6H29"/>').format(style(name, names)),
-            _mark(style(name, names), 15, 6),
-            f"{name} (broken)" if name in broken else name,
-        )
-        for name in shown
-    ]
-    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(items))
+    """Return some of the names beside their marks; models that lost their task are broken."""
+    items = []
+    for name in shown:
+        kind = style(name, names)
+        look = tag("path", class_=f"line {kind}", d="M1 6H29"), _mark(kind, 15, 6)
+        sign = tag("svg", *look, viewBox="0 0 30 12", aria_hidden="true")
+        items.append(tag("li", sign, f"{name} (broken)" if name in broken else name))
+    return tag("ul", *items, class_="legend")
 
 
 def _mark(kind: str, x: float, y: float, title: str = "") -> Markup:
-    text = Markup("<title>{}</title>").format(title) if title else ""
-    return Markup('<use href="#m{}" x="{}" y="{}" class="{}">{}</use>').format(
-        kind[1:], x, y, kind, text
-    )
+    inside = [tag("title", title)] if title else []
+    return tag("use", *inside, href=f"#m{kind[1:]}", x=x, y=y, class_=kind)
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle") -> Markup:
-    return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(x, y, anchor, text)
+    return tag("text", text, x=x, y=y, text_anchor=anchor)
 
 
 def _svg(parts: Sequence[Markup], label: str, height: float = HEIGHT) -> Markup:
-    return Markup(
-        '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
-    ).format(WIDTH, height, label, Markup("").join(parts))
+    size = f"0 0 {WIDTH} {height}"
+    return tag("svg", *parts, class_="chart", viewBox=size, role="img", aria_label=label)
 
 
-def _frame(x: Axis, y: Axis, labels: tuple[str, str]) -> list[Markup]:
-    """Grid, ticks and the names of both axes."""
+def _columns(x: Axis, top: float, bottom: float, place: float, share: bool) -> list[Markup]:
+    """Return the vertical lines of a grid, and their ticks."""
     parts = []
     for tick in x.ticks():
-        parts.append(Markup('<path class="grid" d="M{} {}V{}"/>').format(x(tick), TOP, BOTTOM))
+        parts.append(tag("path", class_="grid", d=f"M{x(tick)} {top}V{bottom}"))
         anchor = "end" if x(tick) > RIGHT - 12 else "middle"
-        parts.append(_text(x(tick), BOTTOM + 16, _short(tick), anchor))
-    for tick in y.ticks():
-        parts.append(Markup('<path class="grid" d="M{} {}H{}"/>').format(LEFT, y(tick), RIGHT))
-        said = f"{100 * tick:.0f}%" if y.kind == "share" else _short(tick)
-        parts.append(_text(LEFT - 6, y(tick) + 4, said, "end"))
-    parts.append(_text((LEFT + RIGHT) / 2, BOTTOM + 35, labels[0]))
-    parts.append(
-        Markup('<text transform="translate(11 {}) rotate(-90)" text-anchor="middle">{}</text>')
-        .format((TOP + BOTTOM) / 2, labels[1])
-    )  # fmt: skip
+        said = f"{100 * tick:.0f}%" if share else _short(tick)
+        parts.append(_text(x(tick), place, said, anchor))
     return parts
 
 
+def _frame(x: Axis, y: Axis, labels: tuple[str, str]) -> list[Markup]:
+    """Return the grid, the ticks and the names of both axes."""
+    parts = _columns(x, TOP, BOTTOM, BOTTOM + 16, share=False)
+    for tick in y.ticks():
+        parts.append(tag("path", class_="grid", d=f"M{LEFT} {y(tick)}H{RIGHT}"))
+        said = f"{100 * tick:.0f}%" if y.kind == "share" else _short(tick)
+        parts.append(_text(LEFT - 6, y(tick) + 4, said, "end"))
+    parts.append(_text((LEFT + RIGHT) / 2, BOTTOM + 35, labels[0]))
+    turn = f"translate(11 {(TOP + BOTTOM) / 2}) rotate(-90)"
+    return [*parts, tag("text", labels[1], transform=turn, text_anchor="middle")]
+
+
 def _short(value: float) -> str:
-    """A tick.
+    """Return a tick in few letters.
 
     >>> _short(100.0), _short(1e6), _short(2e-12)
     ('100', '10⁶', '2·10⁻¹²')
@@ -146,7 +157,7 @@ def lines(
     marks: Iterable[str] = (),
     level: float | None = None,
 ) -> Markup:
-    """Series as lines (or ``stairs``, or bare dots for those in ``marks``); ``level`` is dashed."""
+    """Draw series as lines, or ``stairs``, or dots for those in ``marks``; ``level`` is dashed."""
     series = {name: [p for p in of if all(map(math.isfinite, p))] for name, of in series.items()}
     places = [p for points in series.values() for p in points]
     x = axis((p[0] for p in places), (LEFT, RIGHT), kinds[0])
@@ -154,53 +165,40 @@ def lines(
     y = axis(heights, (BOTTOM, TOP), kinds[1])
     parts = _frame(x, y, axes)
     if level is not None:
-        parts.append(Markup('<path class="level" d="M{} {}H{}"/>').format(LEFT, y(level), RIGHT))
+        parts.append(tag("path", class_="level", d=f"M{LEFT} {y(level)}H{RIGHT}"))
     for name, points in series.items():
         kind = style(name, names)
-        if name not in marks and points:
+        if name in marks:
+            dots = [{"cx": x(a), "cy": y(b)} for a, b in points]
+            parts += [tag("circle", class_=f"dot {kind}", **dot, r=2.5) for dot in dots]
+        elif points:
             path = f"M{x(points[0][0])} {y(points[0][1])}"
             for a, b in points[1:]:
                 path += f"H{x(a)}V{y(b)}" if stairs else f"L{x(a)} {y(b)}"
             path += f"H{RIGHT}" if stairs else ""
-            parts.append(Markup('<path class="line {}" d="{}"/>').format(kind, path))
-        if name in marks:
-            parts += [
-                Markup('<circle class="dot {}" cx="{}" cy="{}" r="2.5"/>').format(kind, x(a), y(b))
-                for a, b in points
-            ]
-        elif stairs:
-            parts += [
-                _mark(kind, x(a), y(b), f"{name}: {percent(b)}% at {number(float(a))}")
-                for a, b in points
-            ]
-        elif points:
-            parts += [_mark(kind, x(a), y(b)) for a, b in (points[0], points[-1])]
+            parts.append(tag("path", class_=f"line {kind}", d=path))
+            for a, b in points if stairs else (points[0], points[-1]):
+                title = f"{name}: {percent(b)}% at {number(float(a))}" if stairs else ""
+                parts.append(_mark(kind, x(a), y(b), title))
     return _svg(parts, label)
 
 
 def dots(
     scores: Mapping[str, Mapping[str, float]], names: Sequence[str], chance: float, label: str
 ) -> Markup:
-    """One row an attack, one mark a model."""
+    """Draw one row an attack, a mark for the score on each model; chance is dashed."""
     height = 22 * len(scores) + 34
     left = 14 + min(8.6 * max(map(len, scores), default=0), 200)  # a phone's letters are larger
-    bottom = height - 24
-    x = axis(
-        [*(v for row in scores.values() for v in row.values()), chance], (left, RIGHT), "share"
-    )
-    parts = []
-    for tick in x.ticks():
-        parts.append(Markup('<path class="grid" d="M{} 4V{}"/>').format(x(tick), bottom))
-        anchor = "end" if x(tick) > RIGHT - 12 else "middle"
-        parts.append(_text(x(tick), height - 8, f"{100 * tick:.0f}%", anchor))
-    parts.append(Markup('<path class="level" d="M{} 4V{}"/>').format(x(chance), bottom))
+    values = [*(v for row in scores.values() for v in row.values()), chance]
+    x = axis(values, (left, RIGHT), "share")
+    parts = _columns(x, 4, height - 24, height - 8, share=True)
+    parts.append(tag("path", class_="level", d=f"M{x(chance)} 4V{height - 24}"))
     for row, (attack, by_model) in enumerate(scores.items()):
         y = 15 + 22 * row
         parts.append(_text(left - 8, y + 4, attack, "end"))
-        parts.append(Markup('<path class="grid" d="M{} {}H{}"/>').format(left, y, RIGHT))
-        parts += [
-            _mark(style(name, names), x(value), y, f"{attack} on {name}: {percent(value)}%")
-            for name, value in by_model.items()
-            if math.isfinite(value)
-        ]
+        parts.append(tag("path", class_="grid", d=f"M{left} {y}H{RIGHT}"))
+        for name, value in by_model.items():
+            if math.isfinite(value):
+                title = f"{attack} on {name}: {percent(value)}%"
+                parts.append(_mark(style(name, names), x(value), y, title))
     return _svg(parts, label, height)
