@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 
@@ -20,7 +20,7 @@ from immunis.core.controls import CONTROL, SCRATCH
 from immunis.core.errors import InputError
 from immunis.core.jobs import HERE, Run
 from immunis.core.records import Record
-from immunis.core.settings import check, whole
+from immunis.core.settings import build, whole
 from immunis.data.task import Task
 from immunis.models.find_head import cut
 from immunis.models.zoo import untrained
@@ -54,14 +54,6 @@ class Effort:
             if value is not None or name == "seeds":
                 object.__setattr__(self, name, whole(value, name, 1))
         check_space(self.space)
-
-    @classmethod
-    def of(cls, given: Effort | Mapping[str, Any]) -> Effort:
-        """Return an effort as it is, or make one of a mapping after checking its keys and types."""
-        if isinstance(given, Effort):
-            return given
-        check(given, get_type_hints(cls), "effort")
-        return cls(**given)
 
 
 STANDARD = Effort()
@@ -149,7 +141,7 @@ def audit(
     """
     start = time.perf_counter()
     chosen, preset = select(attacks)
-    effort, run = Effort.of(effort), Run.of(run)
+    effort, run = build(Effort, effort, "effort"), build(Run, run, "run")
     seeds, budget = effort.seeds, preset if effort.budget is None else effort.budget
     device = device_of(run.device)
     _check_lineup(models, original)

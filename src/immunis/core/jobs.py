@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 
@@ -23,7 +23,7 @@ from immunis.core.errors import InputError, SettingsError
 from immunis.core.files import make_folder, sealed, unsealed, write_text
 from immunis.core.progress import Progress, silent
 from immunis.core.records import plain
-from immunis.core.settings import check, whole
+from immunis.core.settings import build, whole
 from immunis.core.shape_check import special
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -66,14 +66,6 @@ class Run:
         """Check the number of workers."""
         object.__setattr__(self, "workers", whole(self.workers, "workers", 1))
 
-    @classmethod
-    def of(cls, given: Run | Mapping[str, Any]) -> Run:
-        """Return a run as it is, or make one of a mapping after checking its keys and types."""
-        if isinstance(given, Run):
-            return given
-        check(given, get_type_hints(cls), "run")
-        return cls(**given)
-
 
 HERE = Run()  # in this process, one job after the other
 
@@ -93,7 +85,7 @@ def sweep(
         run: where jobs run; a mapping of its attributes will do.
         lasting: which results to keep in the folder; the others are run again next time.
     """
-    run = Run.of(run)
+    run = build(Run, run, "run")
     for key in jobs:
         if not _KEY.fullmatch(key):
             raise SettingsError(

@@ -7,9 +7,11 @@ import numbers
 import re
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from immunis.core.errors import SettingsError, unknown
+
+T = TypeVar("T")
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -47,6 +49,15 @@ def check(values: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> No
         raise SettingsError(
             f"{where}: {key}={value!r} is of type {type(value).__name__}; expected {wanted}."
         )
+
+
+def build(kind: type[T], given: T | Mapping[str, Any], where: str) -> T:
+    """Return settings as they are, or make them of a mapping after checking its keys and types."""
+    if isinstance(given, kind):
+        return given
+    assert isinstance(given, Mapping)
+    check(given, get_type_hints(kind), where)
+    return kind(**given)
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

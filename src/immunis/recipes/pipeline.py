@@ -27,6 +27,7 @@ from immunis.core.hashing import key_of, state_digest
 from immunis.core.jobs import HERE, Run
 from immunis.core.progress import Progress, silent
 from immunis.core.records import Record
+from immunis.core.settings import build
 from immunis.core.version import __version__
 from immunis.data.sources import Tasks
 from immunis.methods import get_method
@@ -272,7 +273,7 @@ def audit_recipe(
         effort: replaces parts of what the recipe says of ``Effort``.
         run: where attacks run, as in ``audit``.
     """
-    run = Run.of(run)
+    run = build(Run, run, "run")
     device_of(run.device)  # before hours of training
     if recipe.audit.get("trials") is not None:
         need_optuna()
