@@ -19,8 +19,7 @@ from immunis.models.find_head import cut
 from immunis.models.rebuild import config
 from immunis.models.weights import load_weights
 from immunis.models.zoo import named_network
-from immunis.recipes import check_recipe, load_recipe
-from immunis.recipes import pipeline as lineup
+from immunis.recipes import check_recipe, load_recipe, pipeline
 from immunis.recipes.pipeline import original, variants
 from immunis.report.card import render
 from immunis.report.export import export, weights
@@ -68,7 +67,7 @@ def test_immunize_writes_a_release_folder_and_resumes(run, recipe, tmp_path):
     out = tmp_path / "out"
     done = run("immunize", recipe, "-o", out)
     assert done.returncode == 0, done.stderr
-    assert "against the given network" in done.stdout
+    assert "against the given model" in done.stdout
     names = {p.name for p in out.iterdir()}
     assert {"model.safetensors", "config.json", "README.md", "record.json", "card.html"} <= names
     assert (out / "training" / "checkpoint.pt").exists()
@@ -282,9 +281,9 @@ def test_what_the_network_does_not_have_is_told_before_pre_training(
     if "depths" in line:
         wrong = ('name = "probe"', f'name = "probe"\n{line}')
     recipe.write_text(text.replace(*wrong))
-    monkeypatch.setattr(lineup, "fit", lambda *_, **__: pytest.fail("pre-trained first"))
+    monkeypatch.setattr(pipeline, "fit", lambda *_, **__: pytest.fail("pre-trained first"))
     with pytest.raises(SettingsError, match=says):
-        lineup.audit_recipe(load_recipe(recipe), models_folder=tmp_path / "m")
+        pipeline.audit_recipe(load_recipe(recipe), models_folder=tmp_path / "m")
     monkeypatch.setattr(
         sys, "argv", ["immunis", "immunize", str(recipe), "-o", str(tmp_path / "o")]
     )
@@ -298,17 +297,18 @@ def test_a_network_that_no_map_folds_into_is_told_before_pre_training(recipe, mo
     pretrained = '[pretrain]\nlayers = ["*"]\nsteps = 8\n[method]\nname = "erase"\n'
     recipe.write_text(TOML[:start] + pretrained + TOML[end:])
     chosen = load_recipe(recipe)
-    lineup.rehearse(chosen, [chosen.method], chosen.tasks())
+    pipeline.rehearse(chosen, [chosen.method], chosen.tasks())
     monkeypatch.setattr(
-        lineup, "cut", lambda *given: dataclasses.replace(cut(*given), last_linear=None)
+        "immunis.recipes.recipe.cut",
+        lambda *given: dataclasses.replace(cut(*given), last_linear=None),
     )
     with pytest.raises(InputError, match="not the output of a linear layer"):
-        lineup.rehearse(chosen, [chosen.method], chosen.tasks())
+        pipeline.rehearse(chosen, [chosen.method], chosen.tasks())
 
 
 def test_wandb_is_asked_for_before_anything_is_trained(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr(lineup, "original", lambda *_, **__: pytest.fail("trained first"))
+    monkeypatch.setattr(pipeline, "original", lambda *_, **__: pytest.fail("trained first"))
     command = ["immunize", str(recipe), "--wandb", "p", "--output", str(tmp_path / "o")]
     monkeypatch.setattr(sys, "argv", ["immunis", *command])
     with pytest.raises(SystemExit):

@@ -46,6 +46,15 @@ def make_folder(path: str | Path) -> Path:
     return folder
 
 
+@contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Raise ``OutputError`` ("cannot ...") in place of an error of the operating system."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot {what}: {error.strerror}.") from error
+
+
 def write_text(path: str | Path, text: str) -> Path:
     """Write a text file under a temporary name, then rename it."""
     return write_bytes(path, text.encode())
@@ -54,7 +63,7 @@ def write_text(path: str | Path, text: str) -> Path:
 def write_bytes(path: str | Path, *parts: bytes | memoryview) -> Path:
     """Write a file, given in one part or several, under a temporary name, then rename it."""
     path = Path(path)
-    try:
+    with _reported(f"write {path}"):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=SCRAP)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -67,8 +76,6 @@ def write_bytes(path: str | Path, *parts: bytes | memoryview) -> Path:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}.") from error
     return path
 
 
@@ -140,7 +147,8 @@ def release(folder: str | Path, files: Mapping[str, bytes | str]) -> list[Path]:
     settle(place)
     stage = place / STAGE
     try:
-        stage.mkdir()
+        with _reported(f"write to {place}"):
+            stage.mkdir()
         sums = _sums(place)
         for name, content in files.items():
             raw = content.encode() if isinstance(content, str) else content
@@ -148,10 +156,8 @@ def release(folder: str | Path, files: Mapping[str, bytes | str]) -> list[Path]:
             write_bytes(stage / name, raw)
         lines = "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
         write_text(stage / SUMS, lines)
-    except BaseException as error:
+    except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise OutputError(f"cannot write to {place}: {error.strerror}.") from error
         raise
     settle(place)
     return [place / name for name in files]
@@ -171,14 +177,12 @@ def settle(folder: Path) -> None:
     stage = folder / STAGE
     if not stage.is_dir() or stage.is_symlink():
         return
-    try:
+    with _reported(f"finish writing to {folder}"):
         if (stage / SUMS).exists():
             for path in [*(p for p in stage.iterdir() if p.name != SUMS), stage / SUMS]:
                 os.replace(path, folder / path.name)
             _sync(folder)
         shutil.rmtree(stage)
-    except OSError as error:
-        raise OutputError(f"cannot finish writing to {folder}: {error.strerror}.") from error
 
 
 def _sums(folder: Path) -> dict[str, str]:
@@ -205,19 +209,18 @@ def hold(path: str | Path) -> Iterator[Path]:
         return
     made = [p for p in (folder, *folder.parents) if not os.path.exists(p)]
     lock, note = FileLock(make_folder(folder) / LOCK), folder / LOCK
-    try:
-        lock.acquire(timeout=0.2)  # longer than a holder needs between unlink and release
+    with _reported(f"lock output folder {folder}"):
+        try:
+            lock.acquire(timeout=0.2)  # longer than a holder needs between unlink and release
+        except Timeout as error:
+            owner = "another process"
+            with suppress(OSError):
+                owner = note.read_text(errors="replace")[:200].strip() or owner
+            raise OutputError(
+                f"output folder {folder} is in use by {owner}. Wait until it ends, or choose "
+                "another folder with --output."
+            ) from error
         note.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
-    except Timeout as error:
-        owner = "another process"
-        with suppress(OSError):
-            owner = note.read_text(errors="replace")[:200].strip() or owner
-        raise OutputError(
-            f"output folder {folder} is in use by {owner}. Wait until it ends, or choose another "
-            "folder with --output."
-        ) from error
-    except OSError as error:
-        raise OutputError(f"cannot lock output folder {folder}: {error.strerror}.") from error
     try:
         settle(folder)
         for scrap in folder.rglob(f"{SCRAP}*"):  # of processes that were killed while writing

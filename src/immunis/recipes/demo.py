@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from immunis.core.errors import RankWarning
 from immunis.core.jobs import one_thread
+from immunis.core.progress import Progress, silent
 from immunis.core.records import Record
 from immunis.core.thinning import log_steps
 from immunis.data.sources import Tasks, digits
@@ -37,7 +38,7 @@ RUNS = {
 
 
 def probe(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
-    """What two attackers with their own data reach on the harmful task: test accuracy."""
+    """Return the test accuracy on the harmful task of two attackers with data of their own."""
     extract = as_extractor(model)
     moments = gram(tasks.attacker, extract)
 
@@ -46,56 +47,45 @@ def probe(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
         return score(*found, tasks.attacker.kind)
 
     path = itertools.islice(line_search(moments.matrix(), moments.cross()), max(STEPS) + 1)
-    return {
-        "gradient_descent": {
-            str(step): accuracy(w) for step, w in enumerate(path) if step in STEPS
-        },
-        "ridge": accuracy(*ridge_probe(moments)),
-    }
+    descent = {str(step): accuracy(w) for step, w in enumerate(path) if step in STEPS}
+    return {"gradient_descent": descent, "ridge": accuracy(*ridge_probe(moments))}
 
 
 def figures(model: nn.Module | Tensor, tasks: Tasks) -> dict[str, Any]:
-    """Spectra, RIR, norm-ratio curves and probes of one extractor."""
+    """Return spectra, RIR, norm-ratio curves and probes of one extractor."""
     ratio = relative_immunization_ratio(model, tasks.primary, tasks.harmful)
-    extract = as_extractor(model)
+    pair = tasks.primary, tasks.harmful, tasks.attacker
+    primary, harmful, attacker = (gram(task, as_extractor(model)) for task in pair)
+    curves = {"primary": primary, "harmful": attacker}
     return {
         "rir": ratio.figures,
         "spectra": {name: spectrum_figures(pair[1]) for name, pair in ratio.spectra.items()},
-        "rho": {
-            "defender": rho_of_gram(gram(tasks.harmful, extract)),
-            "attacker": rho_of_gram(gram(tasks.attacker, extract)),
-        },
+        "rho": {"defender": rho_of_gram(harmful), "attacker": rho_of_gram(attacker)},
         "norm_ratio": {
             "steps": CURVE,
-            "primary": norm_ratio_curve(gram(tasks.primary, extract), CURVE[-1])[CURVE],
-            "harmful": norm_ratio_curve(gram(tasks.attacker, extract), CURVE[-1])[CURVE],
+            **{role: norm_ratio_curve(of, CURVE[-1])[CURVE] for role, of in curves.items()},
         },
         "harmful_accuracy": probe(model, tasks),
     }
 
 
 @one_thread()
-def demo(
-    seed: int = 0, progress: Callable[[str, float], None] = lambda what, share: None
-) -> Record:
-    """Measure, immunize with every method, probe; return one record of it all.
-
-    ``progress`` is called with what is being done and the share of the whole that is done.
-    """
-    start = time.perf_counter()
-    tasks = digits(seed=seed)
-    identity = torch.eye(64, dtype=torch.float64)
-    rows: dict[str, Mapping[str, Any]] = {}
+def demo(seed: int = 0, progress: Progress = silent) -> Record:
+    """Measure, immunize with every linear method, probe; return one record of it all."""
+    start, tasks = time.perf_counter(), digits(seed=seed)
+    pair, identity = (tasks.primary, tasks.harmful), torch.eye(64, dtype=torch.float64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RankWarning)  # ranks are in the record and the table
+        warnings.simplefilter("ignore", RankWarning)  # the record and the table hold ranks
         progress("measure", 0.0)
-        measured = measure(tasks.primary, tasks.harmful)
-        original = immunize(identity, tasks.primary, tasks.harmful, "erase", strength=1.0)
-        rows["no defence"] = {
-            **figures(identity, tasks),
-            "primary_accuracy": original.record.figures["primary_score"]["before"],
-            "seconds": 0.0,
-            "settings": {},
+        measured = measure(*pair)
+        original = immunize(identity, *pair, "erase", strength=1.0).record
+        rows: dict[str, Mapping[str, Any]] = {
+            "no defence": {
+                **figures(identity, tasks),
+                "primary_accuracy": original.figures["primary_score"]["before"],
+                "seconds": 0.0,
+                "settings": {},
+            }
         }
         for index, (label, (method, settings)) in enumerate(RUNS.items()):
 
@@ -103,15 +93,7 @@ def demo(
                 progress(label, (index + part) / len(RUNS))
 
             share("", 0.0)
-            result = immunize(
-                identity,
-                tasks.primary,
-                tasks.harmful,
-                method,
-                seed=seed,
-                progress=share,
-                **settings,
-            )
+            result = immunize(identity, *pair, method, seed=seed, progress=share, **settings)
             rows[label] = {
                 **figures(result.model, tasks),
                 "primary_accuracy": result.record.figures["primary_score"]["after"],

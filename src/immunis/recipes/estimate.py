@@ -32,7 +32,6 @@ from immunis.core.hashing import key_of
 from immunis.core.jobs import Job, sweep
 from immunis.core.progress import Progress, silent
 from immunis.data.sources import Tasks
-from immunis.models.find_head import cut
 from immunis.recipes.pipeline import Table, configured, defended, original, tables_of
 from immunis.recipes.recipe import Recipe
 from immunis.report.format import Table as Printed
@@ -116,10 +115,9 @@ def estimate_audit(
     for name in TRANSFER if tasks.transfer else ():
         counts[name] += len(tasks.transfer) * runs
     samples = samples_of(tasks.attacker)
-    example, model = torch.from_numpy(samples.train.inputs[:2]), recipe.extractor(tasks.primary)
     device = device_of((hardware or Hardware()).device)
     arena = Arena(
-        cut(model, example, tasks.primary.outputs, recipe.head).on(device),
+        recipe.cut(recipe.extractor(tasks.primary), tasks.primary).on(device),
         samples.kind,
         samples.outputs,
         samples.train,
@@ -128,7 +126,7 @@ def estimate_audit(
         device=device,
         budget=effort.budget or preset,
     )
-    reader = Reader(example)
+    reader = Reader(torch.from_numpy(samples.train.inputs[:2]))
     for name, count in counts.items():
         layers = ATTACKS[name].layers(arena.cut)
         try:

@@ -15,7 +15,7 @@ from immunis.core.errors import InputError, SettingsError, unknown
 from immunis.core.settings import check, require, whole
 from immunis.methods import get_method
 from immunis.models.zoo import LIBRARIES
-from immunis.recipes.recipe import NETWORKS, SOURCES, TABLES, Recipe, training_for
+from immunis.recipes.recipe import SOURCES, TABLES, Recipe
 from immunis.training.settings import training_of
 
 MOST = 1 << 18  # bytes of a recipe
@@ -101,12 +101,6 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
     for width in model.get("network", ()):
         require(width >= 1, f"{where}: widths of the network must be at least 1.")
     _check_audit(audit, where)
-    methods = [*([method] if method else []), *audit.get("methods", ())]
-    for table in methods:
-        _check_method(table, training, where)
-    trained = [pretrain, *(training_for(training, table) for table in ({}, *methods))]
-    network = kinds[0] in NETWORKS or all(part is None for part in trained)
-    require(network, f"{where}: training needs a network in [model].")
     for key in PATHS:
         _check_path(key, {**data, **model}.get(key), where)
     seed, name = values.get("seed", 0), values.get("name", path.stem)
@@ -117,7 +111,14 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
         f"{where}: name={name!r} names a folder; use at most 100 letters, digits, spaces and any "
         "of . _ + - (no leading dot).",
     )
-    return Recipe(name, data, method, model, audit, pretrain, training, seed, path.parent)
+    recipe = Recipe(name, data, method, model, audit, pretrain, training, seed, path.parent)
+    methods = [*([method] if method else []), *audit.get("methods", ())]
+    for table in methods:
+        _check_method(table, recipe, where)
+    trained = [pretrain, *(recipe.training_for(table) for table in ({}, *methods))]
+    network = recipe.is_network or all(part is None for part in trained)
+    require(network, f"{where}: training needs a network in [model].")
+    return recipe
 
 
 def _check_data(data: Mapping[str, Any], where: str) -> None:
@@ -143,7 +144,7 @@ def _check_path(key: str, given: Any, where: str) -> None:
         )
 
 
-def _check_method(table: Mapping[str, Any], training: Mapping[str, Any] | None, where: str) -> None:
+def _check_method(table: Mapping[str, Any], recipe: Recipe, where: str) -> None:
     settings = dict(table)
     label = settings.pop("label", "")
     require(
@@ -153,10 +154,9 @@ def _check_method(table: Mapping[str, Any], training: Mapping[str, Any] | None, 
     )
     own = settings.pop("training", {})
     require(isinstance(own, Mapping), f"{where}: training of a method must be a table of settings.")
-    whole_training = training_for(training, table)
-    training_of(whole_training or {})
-    network = whole_training is not None
-    get_method(settings.pop("name", "")).configure(settings, network=network)
+    training = recipe.training_for(table)
+    training_of(training or {})
+    get_method(settings.pop("name", "")).configure(settings, network=training is not None)
 
 
 def _check_audit(audit: Mapping[str, Any], where: str) -> None:

@@ -33,7 +33,6 @@ from immunis.data.sources import Tasks
 from immunis.methods import get_method
 from immunis.methods.immunize import Immunized, check_foldable, immunize
 from immunis.methods.record import feature_gram
-from immunis.models.find_head import cut
 from immunis.models.weights import load_weights
 from immunis.recipes.recipe import Recipe
 from immunis.report.export import weights
@@ -70,7 +69,7 @@ def original(
         return model
     place = None if store is None else store / f"pretraining-{key}"
     result = fit(
-        cut(model, tasks.primary.train.first(2), tasks.primary.outputs, recipe.head),
+        recipe.cut(model, tasks.primary),
         supervised_only(),
         tasks.primary,
         None,
@@ -97,9 +96,6 @@ def measure_recipe(
     """Measure a recipe's tasks: the features of its network, or the inputs if it has none.
 
     It reads at most 16,384 samples of a network's features, or eight for each feature.
-
-    Raises:
-        SettingsError: for images without a network, or hardware that nothing would use.
     """
     hardware = hardware or Hardware()
     if not recipe.is_network:
@@ -116,7 +112,7 @@ def measure_recipe(
     pair = tasks.primary, tasks.harmful
     check_pair(*pair)
     model = original(recipe, tasks, hardware, folder, progress)
-    whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs, recipe.head).on(device)
+    whole = recipe.cut(model, tasks.primary).on(device)
     return measured((feature_gram(whole, pair[0]), feature_gram(whole, pair[1])), pair, began)
 
 
@@ -130,11 +126,7 @@ def immunize_recipe(
     resume: bool = False,
     wandb: str | None = None,
 ) -> Immunized:
-    """Defend a recipe's model by its own method; ``folder`` keeps checkpoints and curves.
-
-    Raises:
-        SettingsError: for hardware that nothing would use, or what ``rehearse`` refuses.
-    """
+    """Defend a recipe's model by its own method; ``folder`` keeps checkpoints and curves."""
     if not recipe.is_trained and recipe.pretrain is None:
         solved = f"method {recipe.method['name']!r} is solved in closed form"
         _check_used(hardware or Hardware(), solved, "add [training] to the recipe")
@@ -154,16 +146,10 @@ def _check_used(hardware: Hardware, why: str, remedy: str) -> None:
 
 
 def rehearse(recipe: Recipe, tables: Iterable[Table], tasks: Tasks) -> None:
-    """Check that defences fit the network and the data, before hours of pre-training.
-
-    Raises:
-        SettingsError: for layers, depths or settings that the network does not have.
-        InputError: for too few rows to hold any out, or a network that no map can be folded into.
-    """
+    """Check that defences fit the network and the data, before hours of pre-training."""
     if recipe.pretrain is None:
         return
-    model = recipe.extractor(tasks.primary)
-    whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs, recipe.head)
+    whole = recipe.cut(recipe.extractor(tasks.primary), tasks.primary)
     for table in tables:
         training, method = recipe.training_for(table), get_method(table["name"])
         if training is None:
@@ -263,15 +249,8 @@ def audit_recipe(
 ) -> Audit:
     """Build what a recipe describes, defend it by each of its methods, and audit them all.
 
-    Args:
-        recipe: what to audit.
-        data: folder that holds the data files.
-        attacks: as in ``audit``; the recipe's if left out.
-        methods: labels of the recipe's defences to audit; all if left out.
-        hardware: where networks are trained.
-        models_folder: keeps trained networks.
-        effort: replaces parts of what the recipe says of ``Effort``.
-        run: where attacks run, as in ``audit``.
+    ``data`` holds the data files, ``models_folder`` keeps trained networks. ``methods`` are labels
+    of defences; ``attacks``, ``methods`` and ``effort`` replace what the recipe says.
     """
     run = build(Run, run, "run")
     device_of(run.device)  # before hours of training
@@ -310,9 +289,6 @@ def tables_of(recipe: Recipe, methods: Sequence[str] | None = None) -> dict[str,
     """Return the tables of a recipe's defences by label: those named, or all.
 
     They are its ``[[audit.methods]]`` and, if it has a label or is alone, its own method.
-
-    Raises:
-        SettingsError: for a name that none of them has.
     """
     found: dict[str, Table] = {}
     own = [recipe.method] if recipe.method else []

@@ -16,6 +16,8 @@ from immunis.core.errors import InputError
 from immunis.data import sources
 from immunis.data.sources import Tasks
 from immunis.data.task import Task
+from immunis.models.cut import Cut
+from immunis.models.find_head import cut
 from immunis.models.weights import read_tensors
 from immunis.models.zoo import LIBRARIES, named_network, pretrained_mlp
 
@@ -85,8 +87,14 @@ class Recipe:
         return self.training_for(self.method) is not None
 
     def training_for(self, table: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return how one of its methods trains the network; None if it does not."""
-        return training_for(self.training, table)
+        """Return [training] overridden by a method's own; None where neither is given."""
+        if self.training is None and "training" not in table:
+            return None
+        return {**(self.training or {}), **table.get("training", {})}
+
+    def cut(self, model: nn.Module | Tensor, primary: Task) -> Cut:
+        """Return a model of the recipe, cut into extractor and head."""
+        return cut(model, primary.train.first(2), primary.outputs, self.head)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a record keeps of the recipe."""
@@ -133,15 +141,6 @@ class Recipe:
         generator = torch.Generator().manual_seed(self.seed)
         theta = torch.randn(dimension, dimension, generator=generator, dtype=torch.float64)
         return theta / dimension**0.5
-
-
-def training_for(
-    training: Mapping[str, Any] | None, table: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Return a recipe's [training], overridden by a method's own; None where neither is given."""
-    if training is None and "training" not in table:
-        return None
-    return {**(training or {}), **table.get("training", {})}
 
 
 def _read_layer(path: Path) -> nn.Linear:

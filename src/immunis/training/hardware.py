@@ -13,7 +13,7 @@ import torch
 
 from immunis.core.errors import SettingsError
 from immunis.core.lost_process import leave_processes, watch_processes
-from immunis.core.settings import check, require
+from immunis.core.settings import build, check, require
 
 CLI_USED = "LT_CLI_USED"  # ``fabric run`` sets it, and these for its options
 CLI = {
@@ -120,8 +120,7 @@ def _without(*names: str) -> Iterator[None]:
 
 def hardware_of(values: Mapping[str, Any]) -> Hardware:
     """Return hardware settings; refuse unknown keys with a suggestion."""
-    check(values, get_type_hints(Hardware), "hardware")
-    return Hardware(**values)
+    return build(Hardware, values, "hardware")
 
 
 def device_of(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
-from immunis.core.settings import check, require
+from immunis.core.settings import build, check, require
 
 Role = Literal["primary", "harmful"]
 
@@ -131,5 +131,4 @@ class Training:
 
 def training_of(values: Mapping[str, Any]) -> Training:
     """Build training settings, refusing unknown keys with a suggestion."""
-    check(values, get_type_hints(Training), "training")
-    return Training(**values)
+    return build(Training, values, "training")
