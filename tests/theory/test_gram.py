@@ -21,8 +21,6 @@ def test_moments_equal_their_definitions():
     torch.testing.assert_close(g.cross(), x.T @ y)
     torch.testing.assert_close(g.cross(center=True), xc.T @ yc)
     torch.testing.assert_close(g.target_scatter, yc.T @ yc)
-    ones = torch.cat([x, torch.ones(50, 1, dtype=torch.float64)], 1)
-    torch.testing.assert_close(g.matrix(bias=True), ones.T @ ones)
 
 
 def test_streaming_in_chunks_equals_one_block(monkeypatch):
@@ -79,11 +77,6 @@ def test_transform_equals_the_gram_of_transformed_features():
 def test_merging_refuses_other_shapes():
     with pytest.raises(InputError, match="merge"):
         gram_of(torch.randn(5, 2)).merge(gram_of(torch.randn(5, 3)))
-
-
-def test_centre_and_bias_exclude_each_other():
-    with pytest.raises(InputError, match="exclude"):
-        gram_of(torch.randn(5, 2)).matrix(center=True, bias=True)
 
 
 @pytest.mark.parametrize("value", [1e200, -1e300, 1e-200])

@@ -9,6 +9,7 @@ O(D²) memory, whatever the number of samples.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,25 +49,16 @@ class Gram:
         """Number of features D."""
         return self.scatter.shape[0]
 
-    def matrix(self, *, center: bool = False, bias: bool = False) -> Tensor:
-        """Return ``K = Σ zzᵀ`` (D×D), about the mean if ``center``, with a ones column if ``bias``.
+    def matrix(self, *, center: bool = False) -> Tensor:
+        """Return ``K = Σ zzᵀ`` (D×D), about the mean if ``center``.
 
         >>> x = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
         >>> gram_of(x).matrix().tolist()
         [[2.0, 2.0], [2.0, 4.0]]
         """
-        if center and bias:
-            raise InputError(
-                "center=True and bias=True exclude each other: a centred bias column is zero."
-            )
         if center:
             return self.scatter.clone()
-        raw = torch.outer(self.mean, self.mean).mul_(self.samples).add_(self.scatter)
-        if not bias:
-            return raw
-        sums = self.samples * self.mean[:, None]
-        corner = torch.full((1, 1), float(self.samples), dtype=raw.dtype)
-        return torch.cat([torch.cat([raw, sums], 1), torch.cat([sums.T, corner], 1)], 0)
+        return torch.outer(self.mean, self.mean).mul_(self.samples).add_(self.scatter)
 
     def cross(self, *, center: bool = False) -> Tensor:
         """Return ``B = Σ zyᵀ`` (D×C), about the means if ``center``."""
@@ -107,14 +99,14 @@ class Gram:
                 f"cannot merge Grams of {self.dimension} and {other.dimension} features, "
                 f"{len(self.target_mean)} and {len(other.target_mean)} targets."
             )
-        total = Gram(
-            self.samples,
-            self.mean.clone(),
-            self.scatter + other.scatter,
-            self.target_mean.clone(),
-            self.cross_scatter + other.cross_scatter,
-            self.target_scatter + other.target_scatter,
-            max(self.epsilon, other.epsilon),
+        total = dataclasses.replace(
+            self,
+            mean=self.mean.clone(),
+            scatter=self.scatter + other.scatter,
+            target_mean=self.target_mean.clone(),
+            cross_scatter=self.cross_scatter + other.cross_scatter,
+            target_scatter=self.target_scatter + other.target_scatter,
+            epsilon=max(self.epsilon, other.epsilon),
         )
         total._join(other.samples, other.mean, other.target_mean)
         return total
@@ -159,7 +151,7 @@ def symmetric(matrix: Tensor) -> Tensor:
 
 
 def _block(features: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor, float]:
-    """Features and targets in float64, refused where their squares would not fit; precision."""
+    """Features and targets in float64, checked, and the precision of the features."""
     features = as_tensor(features, "features")
     if features.ndim != 2 or not features.numel():
         raise InputError(
@@ -191,16 +183,6 @@ def _centred(values: Tensor) -> tuple[Tensor, Tensor]:
     return moved.sub_(mean), first + mean
 
 
-def _zeros(dimension: int, outputs: int) -> Gram:
-    """Moments of no samples yet."""
-
-    def zeros(*size: int) -> Tensor:
-        return torch.zeros(size, dtype=torch.float64)
-
-    d, c = dimension, outputs
-    return Gram(0, zeros(d), zeros(d, d), zeros(c), zeros(d, c), zeros(c, c))
-
-
 def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
     """Return the moments of one block of features (n×D) and optional targets (n×C).
 
@@ -208,7 +190,9 @@ def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
         InputError: if the features are not a finite real matrix whose squares fit float64.
     """
     z, y, epsilon = _block(features, targets)
-    total = _zeros(z.shape[1], y.shape[1])
+    d, c = z.shape[1], y.shape[1]
+    zeros = functools.partial(torch.zeros, dtype=torch.float64)
+    total = Gram(0, zeros(d), zeros(d, d), zeros(c), zeros(d, c), zeros(c, c))
     total._take(z, y, epsilon)
     return total
 

@@ -80,9 +80,7 @@ class Spectrum:
     matrix: Tensor | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(
-        cls, source: Gram | Tensor | np.ndarray, *, center: bool = False, bias: bool = False
-    ) -> Spectrum:
+    def of(cls, source: Gram | Tensor | np.ndarray, *, center: bool = False) -> Spectrum:
         """Decompose a ``Gram`` or a symmetric positive semi-definite matrix.
 
         Warns with ``RankWarning`` when there are fewer samples than dimensions: κ then
@@ -95,9 +93,9 @@ class Spectrum:
         epsilon, samples = EPS64, None
         if isinstance(source, Gram):
             epsilon, samples = source.epsilon, source.samples
-            source = source.matrix(center=center, bias=bias)
-        elif center or bias:
-            raise InputError("center and bias need the moments of a Gram, not a bare matrix.")
+            source = source.matrix(center=center)
+        elif center:
+            raise InputError("center needs the moments of a Gram, not a bare matrix.")
         source = square(source)
         matrix = source.detach().to("cpu", torch.float64)
         scale = matrix.abs().max()
