@@ -120,7 +120,7 @@ def test_npz_files_are_read_relative_to_the_recipe_and_split_for_the_attacker(tm
 def test_bad_npz_files_are_said(tmp_path):
     arrays(tmp_path, "p.npz", x_test=np.zeros((3, 4)))
     arrays(tmp_path, "hh.npz")
-    with pytest.raises(InputError, match="both or neither"):
+    with pytest.raises(InputError, match="lacks y_test"):
         load_recipe(write(tmp_path, NPZ)).tasks()
     (tmp_path / "hh.npz").unlink()
     arrays(tmp_path, "p.npz")
