@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 from immunis.core.settings import build, check, require
 
 Role = Literal["primary", "harmful"]
+RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    (">= 1", lambda v: v >= 1, "batch harmful_batch accumulate evaluate"),
+    ("> 0", lambda v: 0 < v < math.inf, "steps epochs harmful_epochs rate head_rate"),
+    (">= 0", lambda v: 0 <= v < math.inf, "weight_decay head_weight_decay clip tolerance"),
+    (">= 0", lambda v: v >= 0, "patience workers"),
+    ("0 <= value < 1", lambda v: 0 <= v < 1, "label_smoothing warmup"),
+    ("0 < value < 1", lambda v: 0 < v < 1, "held_out harmful_held_out"),
+)
 
 
 @dataclass(frozen=True)
@@ -76,21 +84,10 @@ class Training:
     def __post_init__(self) -> None:
         """Check the types, the ranges and the combinations."""
         check(vars(self), get_type_hints(Training), "training")
-        for name in ("batch", "harmful_batch", "accumulate", "evaluate"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: need >= 1")
-        for name in ("steps", "epochs", "harmful_epochs", "rate", "head_rate"):
-            value = getattr(self, name)
-            require(value is None or 0 < value < math.inf, f"{name}={value}: need > 0")
-        for name in (
-            "weight_decay", "head_weight_decay", "clip", "patience", "tolerance", "workers",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"{name}={value}: need >= 0")
-        for name in ("label_smoothing", "warmup"):
-            require(0 <= getattr(self, name) < 1, f"{name}={getattr(self, name)}: need 0 to 1")
-        for name in ("held_out", "harmful_held_out"):
-            share = getattr(self, name)
-            require(share is None or 0 < share < 1, f"{name}={share}: need 0 < {name} < 1")
+        for need, fits, names in RANGES:
+            for name in names.split():
+                value = getattr(self, name)
+                require(value is None or fits(value), f"{name}={value}: need {need}")
         lengths = [n for n in ("steps", "epochs", "harmful_epochs") if getattr(self, n) is not None]
         require(len(lengths) <= 1, f"{' and '.join(lengths)} exclude each other: give one")
         require(
@@ -100,13 +97,13 @@ class Training:
         )
 
     def share_held_out(self, role: Role) -> tuple[str, float]:
-        """Which setting says what share of a task's rows is kept for early stopping, and that."""
+        """Return the setting that gives the held-out share of a task's rows, and its value."""
         if role == "primary" or self.harmful_held_out is None:
             return "held_out", self.held_out
         return "harmful_held_out", self.harmful_held_out
 
     def length(self, primary: int, harmful: int = 0) -> int:
-        """Number of steps, where an epoch of each task has that many (0 for no task)."""
+        """Return the number of steps, from the steps in an epoch of each task (0 for no task)."""
         if self.steps is not None:
             return self.steps
         if self.harmful_epochs is not None:
@@ -120,7 +117,7 @@ class Training:
         return self.rate, self.rate if self.head_rate is None else self.head_rate
 
     def factor(self, step: int, steps: int) -> float:
-        """Share of the peak learning rate at a step."""
+        """Return the share of the peak learning rate at a step."""
         rise = self.warmup * steps
         if step < rise:
             return (step + 1) / (rise + 1)
@@ -130,5 +127,5 @@ class Training:
 
 
 def training_of(values: Mapping[str, Any]) -> Training:
-    """Build training settings, refusing unknown keys with a suggestion."""
+    """Return training settings; refuse unknown keys with a suggestion."""
     return build(Training, values, "training")

@@ -116,27 +116,26 @@ def prepare(
     if hardware.compile:
         start.model.compile()
 
-    streams, held = [], []
     roles: list[tuple[Role, Task, int]] = [("primary", primary, training.batch)]
     if harmful is not None:
         roles.append(("harmful", harmful, training.harmful_batch))
-    for role, task, batch in roles:
-        trained, kept = divided(task, role, training)
-        streams.append(Stream(
-            task, batch, trained, seed=seed, workers=training.workers, device=fabric.device
-        ))  # fmt: skip
-        held.append(kept)
+    rows = [divided(task, role, training) for role, task, _ in roles]
+    options: dict[str, Any] = {"seed": seed, "workers": training.workers, "device": fabric.device}
+    streams = [
+        Stream(task, batch, trained, **options)
+        for (_, task, batch), (trained, _) in zip(roles, rows, strict=True)
+    ]
 
     with warnings.catch_warnings():  # newer torch renames broadcast_buffers
         warnings.filterwarnings("ignore", message=".*broadcast_buffers")
         model = fabric.setup(student)
     optimizer = _optimizer(training, model, chosen)
-    run = TrainingRun(
-        fabric, model, objective, optimizer.param_groups[0]["params"], training,
-        fabric.setup_optimizers(optimizer), streams, held, seed=seed,
-        steps=training.length(*(stream.epoch for stream in streams)),
-        sharded=hardware.strategy == "fsdp",
-    )  # fmt: skip
+    body = optimizer.param_groups[0]["params"]
+    run = TrainingRun(fabric, model, objective, body, training, streams=streams, seed=seed)
+    run.optimizer = fabric.setup_optimizers(optimizer)
+    run.held = [kept for _, kept in rows]
+    run.steps = training.length(*(stream.epoch for stream in streams))
+    run.sharded = hardware.strategy == "fsdp"
     if harmful is not None:
         _note_small_grams(run, cut.width)
         if objective.head:
@@ -168,13 +167,11 @@ def _check(cut: Cut, primary: Task, harmful: Task | None, training: Training) ->
     """Refuse a head of another width than the primary task, and rows that cannot be mixed."""
     layer = cut.head_layer
     if layer is not None and layer.out_features != primary.outputs:
-        hint = (
-            f" If its labels are some of the head's, say Task(..., classes={layer.out_features})."
-        )
+        width = layer.out_features
+        hint = f" If its labels are some of the head's, say Task(..., classes={width})."
         raise InputError(
-            f"head {cut.head!r} has {layer.out_features} outputs, {primary.name} has "
-            f"{primary.outputs}; they must agree."
-            f"{hint if layer.out_features > primary.outputs else ''}"
+            f"head {cut.head!r} has {width} outputs, {primary.name} has {primary.outputs}; they "
+            f"must agree.{hint if width > primary.outputs else ''}"
         )
     if training.mix and (harmful is None or not harmful.train.first(1).is_floating_point()):
         came = "there is none" if harmful is None else f"{harmful.name} holds whole numbers"
@@ -232,13 +229,12 @@ def _note_small_grams(run: TrainingRun, width: int) -> None:
         remedy = f"Raise {setting} (and accumulate) above {least}"
         if rows <= least:
             remedy = f"Give more data: only {rows} are trained on"
-        run.note(
-            f"{size} {role} samples a step in {least} dimensions: the Gram is rank-deficient"
-            f"{fault}. {remedy}.", RankWarning,
-        )  # fmt: skip
+        told = f"{size} {role} samples a step in {least} dimensions: the Gram is rank-deficient"
+        run.note(f"{told}{fault}. {remedy}.", RankWarning)
     if run.objective.recall and (rows := run.streams[1].batch) < RECALLED * width:
-        run.note(
+        told = (
             f"recall: {rows} harmful samples a step for {width} features; with fewer than "
             f"{RECALLED} for each a probe says little but the labels again. Raise harmful_batch, "
-            "or give more harmful data.", RankWarning,
-        )  # fmt: skip
+            "or give more harmful data."
+        )
+        run.note(told, RankWarning)
