@@ -251,7 +251,7 @@ def test_immunize_writes_weights_record_and_card(run, tmp_path):
         (["immunize", "nomethod.toml"], 2, "has no [method]"),
         (["immunize", "badkey.toml"], 2, "did you mean 'strength'"),
         (["measure", "digits", "-o", "file"], 1, "cannot write to output folder"),
-        (["measure", "house-prices", "--data", "nowhere"], 2, "data file not found"),
+        (["measure", "house-prices", "--data", "nowhere"], 2, "data not found"),
         (["list", "method"], 2, "did you mean 'methods'"),
         (["demo", "--seed", "-1"], 2, "--seed"),
         (["immunize", "late.toml"], 2, "label 5 is not among"),
