@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from immunis.attacks import ATTACKS, check_space, select
-from immunis.attacks.contract import Samples
 from immunis.audits.describe import describe
 from immunis.audits.feature_cache import Reader, chance_of, disjoint_rows, samples_of
-from immunis.audits.jobs import Docket
+from immunis.audits.jobs import Jobs
 from immunis.audits.statistics import predictors, summarise, worst_case
 from immunis.core.controls import CONTROL, SCRATCH
 from immunis.core.errors import InputError
-from immunis.core.jobs import HERE, Run
+from immunis.core.jobs import HERE, Run, sweep
 from immunis.core.records import Record
 from immunis.core.settings import build, whole
 from immunis.data.task import Task
@@ -142,63 +141,68 @@ def audit(
     start = time.perf_counter()
     chosen, preset = select(attacks)
     effort, run = build(Effort, effort, "effort"), build(Run, run, "run")
-    seeds, budget = effort.seeds, preset if effort.budget is None else effort.budget
+    seeds, budget = range(effort.seeds), preset if effort.budget is None else effort.budget
     device = device_of(run.device)
-    _check_lineup(models, original)
+    _check_names(models, original)
     disjoint = disjoint_rows(harmful, primary, defender)
     samples = samples_of(harmful)
     example = torch.from_numpy(samples.train.inputs[:2])
     cuts = {
         name: [
             cut(each, example, primary.outputs, head, name).on(device)
-            for each in _variants(name, model, seeds)
+            for each in _variants(name, model, effort.seeds)
         ]
         for name, model in models.items()
     }
-    fresh = [untrained(cuts[original][0], seed) for seed in range(seeds)]
+    fresh = [untrained(cuts[original][0], seed) for seed in seeds]
     lineup = [
         (name, of[seed % len(of)], seed)
         for name, of in {**cuts, CONTROL: fresh}.items()
-        for seed in range(seeds)
+        for seed in seeds
     ]
     reader = Reader(example)
     run.progress("reading features", 0.0)
     described = describe(cuts, primary, samples, reader, original)
-    others = [samples_of(task) for task in transfer]
-    docket = Docket(
-        reader, budget=budget, trials=effort.trials, space=effort.space, device=device,
-        shipped=run.workers > 1 or run.cluster is not None,
-        harmless=others[0] if others else None,
-    )  # fmt: skip
-    for attack in chosen:
-        for each in lineup:
-            docket.add("harmful", samples, attack, *each)
-    for seed, model in enumerate(fresh):  # training from scratch: fine-tuning the untrained control
-        docket.add("harmful", samples, ATTACKS["finetune_all"], CONTROL, model, seed)
-    for number, other in enumerate(others):
-        for name in TRANSFER:
+    tasks = {"harmful": samples} | {f"transfer {i}": samples_of(t) for i, t in enumerate(transfer)}
+    elsewhere = run.workers > 1 or run.cluster is not None
+    limits = budget, effort.trials, effort.space
+    jobs = Jobs(reader, *limits, tasks.get("transfer 0"), device, elsewhere)
+    for what, task in tasks.items():
+        for attack in chosen if what == "harmful" else [ATTACKS[name] for name in TRANSFER]:
             for each in lineup:
-                docket.add(f"transfer {number}", other, ATTACKS[name], *each)
-    docket.run(run)
+                jobs.add(what, task, attack, *each)
+    for seed in seeds:  # training from scratch is fine-tuning the untrained control
+        jobs.add("harmful", samples, ATTACKS["finetune_all"], CONTROL, fresh[seed], seed)
+    results = sweep(
+        jobs.todo,
+        run,
+        lasting=lambda found: isinstance(found, dict) and {"curve", "trials"} <= found.keys(),
+    )
 
-    def judged(what: str, attack: str, task: Samples) -> dict[str, Any]:
-        return summarise(docket.outcomes(what, attack), original, CONTROL, chance_of(task))
+    def judged(what: str, attack: str) -> dict[str, Any]:
+        outcomes = jobs.outcomes(results, what, attack)
+        return summarise(outcomes, original, CONTROL, chance_of(tasks[what]))
 
-    table = {attack.name: judged("harmful", attack.name, samples) for attack in chosen}
-    scratch = {SCRATCH: docket.outcomes("harmful", "finetune_all")[CONTROL]}
+    chance = chance_of(samples)
+    table = {attack.name: judged("harmful", attack.name) for attack in chosen}
+    scratch = {SCRATCH: jobs.outcomes(results, "harmful", "finetune_all")[CONTROL]}
+    cases = {name: worst_case(table, name, original, CONTROL) for name in described}
+    for name, case in cases.items():  # a broken model has no residual advantage: it is not immune
+        case["broken"] = described[name]["broken"]
+        case |= {"residual_advantage": math.nan, "overall": math.nan} if case["broken"] else {}
     figures = {
-        "worst_case": _worst_cases(table, described, original),
+        "worst_case": cases,
         "models": described,
         "attacks": table,
         "controls": {
             "names": [original, CONTROL, SCRATCH],
-            SCRATCH: summarise(scratch, SCRATCH, CONTROL, chance_of(samples))[SCRATCH],
+            SCRATCH: summarise(scratch, SCRATCH, CONTROL, chance)[SCRATCH],
         },
-        "chance": chance_of(samples),
+        "chance": chance,
         "classes": primary.class_names,
         "transfer": {
-            task.name: {name: judged(f"transfer {number}", name, other) for name in TRANSFER}
-            for number, (task, other) in enumerate(zip(transfer, others, strict=True))
+            task.name: {name: judged(f"transfer {i}", name) for name in TRANSFER}
+            for i, task in enumerate(transfer)
         },
         "predictors": predictors(table, described, list(cuts)),
         "disjoint": disjoint,
@@ -207,46 +211,24 @@ def audit(
             for name, rows in table.items()
         },
     }
-    return Audit(
-        Record(
-            kind="audit",
-            name=f"{primary.name} / {harmful.name}: {', '.join(cuts)}",
-            figures=figures,
-            settings={
-                "attacks": [attack.name for attack in chosen],
-                "not_run": {a.name: a.summary for a in ATTACKS.values() if a not in chosen},
-                "budget": budget,
-                "seeds": seeds,
-                "search": "grid" if effort.trials is None else f"optuna, {effort.trials} trials",
-                "space": dict(effort.space),
-                "original": original,
-            },
-            data=data_figures(
-                primary=primary,
-                attacker=harmful,
-                **{f"transfer {i}": task for i, task in enumerate(transfer)},
-            ),
-            seed=0,
-            seconds=time.perf_counter() - start,
-        )
-    )
+    settings = {
+        "attacks": [attack.name for attack in chosen],
+        "not_run": {a.name: a.summary for a in ATTACKS.values() if a not in chosen},
+        "budget": budget,
+        "seeds": effort.seeds,
+        "search": "grid" if effort.trials is None else f"optuna, {effort.trials} trials",
+        "space": dict(effort.space),
+        "original": original,
+    }
+    others = {f"transfer {i}": task for i, task in enumerate(transfer)}
+    name = f"{primary.name} / {harmful.name}: {', '.join(cuts)}"
+    data = data_figures(primary=primary, attacker=harmful, **others)
+    seconds = time.perf_counter() - start
+    return Audit(Record("audit", name, figures, settings, data, seed=0, seconds=seconds))
 
 
-def _worst_cases(
-    table: Mapping[str, Any], described: Mapping[str, Any], original: str
-) -> dict[str, Any]:
-    """The worst case of every model; no residual advantage of a broken one."""
-    cases = {}
-    for name, model in described.items():
-        row = worst_case(table, name, original, CONTROL)
-        if model["broken"]:
-            row |= {"residual_advantage": math.nan, "overall": math.nan}
-        cases[name] = {**row, "broken": model["broken"]}
-    return cases
-
-
-def _check_lineup(models: Mapping[str, Any], original: str) -> None:
-    """Refuse models among which the undefended one is not, or with a control's name."""
+def _check_names(models: Mapping[str, Any], original: str) -> None:
+    """Raise InputError unless models come by name, the undefended one among them."""
     if not isinstance(models, Mapping):
         raise InputError(
             f"models came as a {type(models).__name__}; expected them by name, as in "
@@ -254,15 +236,15 @@ def _check_lineup(models: Mapping[str, Any], original: str) -> None:
         )
     if original not in models:
         raise InputError(
-            f"models are {', '.join(models) or 'none'}; the undefended one must be among them, as "
-            f"{original!r} or by the name given as original=."
+            f"models are {', '.join(models) or 'none'}; expected the undefended one among them, as "
+            f"{original!r}; or give its name as original=."
         )
     if {CONTROL, SCRATCH} & set(models):
-        raise InputError(f"{CONTROL!r} and {SCRATCH!r} are the names of the audit's own controls.")
+        raise InputError(f"{CONTROL!r} and {SCRATCH!r} are the audit's own controls; rename yours.")
 
 
 def _variants(name: str, model: Any, seeds: int) -> list[Any]:
-    """A model as a list: of itself, or of one for each seed."""
+    """Return a model as a list: of itself, or of one for each seed."""
     if not isinstance(model, list):
         return [model]
     if len(model) != seeds:

@@ -1,4 +1,4 @@
-"""What is known of a model without attacking it: primary score, κ, RIR, ρ, and if it is broken."""
+"""What is known of a model without an attack: primary score, κ, RIR, ρ, and if it is broken."""
 
 from __future__ import annotations
 
@@ -35,68 +35,65 @@ def describe(
     reader: Reader,
     original: str,
 ) -> dict[str, Any]:
-    """Primary score, κ, RIR against the original and ρ of every model.
+    """Return primary score, κ, RIR against the original and ρ of every model, by name.
 
     κ of the primary task is over at most 16,384 samples, or eight per dimension, evenly spread.
-    A model in several variants is described by their means (geometric for κ), its spectra by
-    those of the first, and each of them beside it.
-
-    Of the original ``ceiling`` is kept too: the RIR that no linear map of its features can pass.
+    A model with several variants is described by their means (geometric for κ) and the spectra
+    of the first; each variant stands beside it. The original also has its ``ceiling``: the RIR
+    that no linear map of its features can pass.
     """
     held = samples_of(primary) if primary.test is not None else None
     inputs, labels = primary.train.tensors()
     width = max(model.width for of in cuts.values() for model in of)
     chosen = spread(torch.arange(len(inputs)), max(SAMPLES, PER_DIMENSION * width))
     inputs, targets = inputs[chosen], primary.targets(labels[chosen])
-    chance = chance_of(held) if held is not None else 0.0
-    rows: dict[tuple[str, int], Any] = {}
-    variants = {(name, i): model for name, of in cuts.items() for i, model in enumerate(of)}
+    positions = torch.from_numpy(np.array(harmful.train.labels))
+    harmful_targets = target_matrix(positions, harmful.kind, harmful.outputs)
+
+    def figures(name: str, model: Cut) -> dict[str, Any]:
+        train = torch.from_numpy(reader.features(name, model, array_of(inputs)))
+        attacked = torch.from_numpy(reader.read(name, model, harmful, "")[0])
+        grams = {"primary": gram_of(train, targets), "harmful": gram_of(attacked, harmful_targets)}
+        spectra = {role: Spectrum.of(gram) for role, gram in grams.items()}
+        ranks = {role: spectrum.rank for role, spectrum in spectra.items()}
+        row = {
+            **_primary_scores(name, model, grams["primary"], held, reader),
+            **{  # κ is NaN where features have collapsed to nothing
+                f"kappa_{role}": spectrum.condition_number if ranks[role] else math.nan
+                for role, spectrum in spectra.items()
+            },
+            **{f"rank_{role}": rank for role, rank in ranks.items()},
+            "dimension": spectra["primary"].dimension,
+            "rho": rho_of_gram(grams["harmful"]),
+            "spectra": {role: spectrum_outline(spectrum) for role, spectrum in spectra.items()},
+        }
+        if name == original and min(ranks.values()):
+            row["ceiling"] = ceiling(grams["primary"], grams["harmful"])
+        return row
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RankWarning)  # ranks are reported
-        for (name, number), model in variants.items():
-            train = torch.from_numpy(reader.features(name, model, array_of(inputs)))
-            moments = gram_of(train, targets)
-            features, _ = reader.read(name, model, harmful, "")
-            labels_h = torch.from_numpy(np.array(harmful.train.labels))
-            targets_h = target_matrix(labels_h, harmful.kind, harmful.outputs)
-            attacked = gram_of(torch.from_numpy(features), targets_h)
-            spectra = Spectrum.of(moments), Spectrum.of(attacked)
-            outline: dict[str, Any] = {
-                "spectra": {
-                    role: spectrum_outline(s)
-                    for role, s in zip(("primary", "harmful"), spectra, strict=True)
-                }
-            }
-            if name == original and min(s.rank for s in spectra):
-                outline["ceiling"] = ceiling(moments, attacked)
-            rows[name, number] = {
-                **_primary_scores(name, model, moments, held, reader),
-                "kappa_primary": _kappa(spectra[0]),
-                "kappa_harmful": _kappa(spectra[1]),
-                "rank_primary": spectra[0].rank,
-                "rank_harmful": spectra[1].rank,
-                "dimension": spectra[0].dimension,
-                "rho": rho_of_gram(attacked),
-                **outline,
-            }
-    merged = {name: _merged([rows[name, i] for i in range(len(of))]) for name, of in cuts.items()}
-    base = merged[original]
-    for row in (*merged.values(), *rows.values()):
+        rows = {name: [figures(name, model) for model in of] for name, of in cuts.items()}
+    merged = {name: _merged(of) for name, of in rows.items()}
+    base, chance = merged[original], chance_of(held) if held is not None else 0.0
+    for row in (*merged.values(), *(row for of in rows.values() for row in of)):
         row["rir"] = rir(
             primary=(base["kappa_primary"], row["kappa_primary"]),
             harmful=(base["kappa_harmful"], row["kappa_harmful"]),
         ).value
-        bar = chance + BROKEN * (base["primary"] - chance) if base["primary"] is not None else None
-        row["broken"] = bar is not None and row["primary"] <= bar
-    for name, of in cuts.items():
+        known = base["primary"] is not None
+        row["broken"] = known and row["primary"] <= chance + BROKEN * (base["primary"] - chance)
+    for name, of in rows.items():
         if len(of) > 1:
-            merged[name]["variants"] = [_brief(rows[name, i]) for i in range(len(of))]
-            merged[name]["broken"] = any(row["broken"] for row in merged[name]["variants"])
+            lists = ("spectra", "per_class", "ceiling")
+            variants = [{k: v for k, v in row.items() if k not in lists} for row in of]
+            broken = any(row["broken"] for row in variants)
+            merged[name] |= {"variants": variants, "broken": broken}
     return merged
 
 
 def _merged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One row for several variants of a model."""
+    """Return one row for the variants of a model."""
     found = dict(rows[0])
     for key in ("kappa_primary", "kappa_harmful"):
         found[key] = math.exp(sum(math.log(row[key]) for row in rows) / len(rows))
@@ -109,20 +106,10 @@ def _merged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A variant's figures, without its lists."""
-    return {key: row[key] for key in row if key not in ("spectra", "per_class", "ceiling")}
-
-
-def _kappa(spectrum: Spectrum) -> float:
-    """κ, or NaN where features have collapsed to nothing."""
-    return spectrum.condition_number if spectrum.rank else math.nan
-
-
 def _primary_scores(
     name: str, model: Cut, moments: Gram, held: Samples | None, reader: Reader
 ) -> dict[str, Any]:
-    """Test score of the model's own answers, or of a ridge head where it has none; by class."""
+    """Return the test score, also by class, of the model's own head, or else of a ridge head."""
     if held is None:
         return {"primary": None}
     if model.head is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,32 +23,33 @@ from immunis.models.cut import Cut
 
 
 def samples_of(task: Task) -> Samples:
-    """Return a task as arrays, refusing one that no attack can be scored on."""
+    """Return a task as arrays; raise InputError if no attack can be scored on it."""
     if task.test is None:
-        raise InputError(f"{task.name}: an audit scores on test data; give Task(test=...).")
+        raise InputError(f"{task.name}: an audit scores on test data; expected Task(train, test).")
     if task.kind == "classification" and len(task.classes) < 2:
-        raise InputError(f"{task.name} has a single class; an attack on it says nothing.")
+        raise InputError(
+            f"{task.name} has a single class; expected two or more, or an attack on it says nothing."
+        )
 
     def data(split: Split) -> Data:
         inputs, labels = split.tensors()
         if not split.in_memory:  # a loader may shuffle: the same rows, in one order
             order = torch.tensor(np.argsort(np.array(list(hash_rows(inputs)), dtype=object)))
             inputs, labels = inputs[order], labels[order]
-        if task.kind == "classification":
-            return Data(array_of(inputs), array_of(task.positions(labels)))
-        return Data(array_of(inputs), array_of(task.targets(labels)))
+        known = task.positions if task.kind == "classification" else task.targets
+        return Data(array_of(inputs), array_of(known(labels)))
 
     return Samples(task.kind, task.outputs, data(task.train), data(task.test))
 
 
 def array_of(values: Tensor) -> np.ndarray:
-    """Return a tensor as a contiguous array, which worker processes share; half precision wider."""
+    """Return a tensor as a contiguous array, which workers share; half precision as float32."""
     half = values.dtype in (torch.float16, torch.bfloat16)
     return np.ascontiguousarray((values.float() if half else values).detach().cpu().numpy())
 
 
 def chance_of(task: Samples) -> float:
-    """Test score of the best constant answer: the commonest class, or R² = 0."""
+    """Return the test score of the best constant answer: the commonest class, or R² = 0."""
     if task.kind == "regression":
         return 0.0
     commonest = np.bincount(task.train.labels).argmax()
@@ -55,18 +57,18 @@ def chance_of(task: Samples) -> float:
 
 
 class Reader:
-    """Reads features once per model and layer, in batches that fit."""
+    """Read features once for each model and layer, in batches that fit."""
 
     def __init__(self, example: Tensor) -> None:
         self.example, self.batch = example, 512
         self._cache: dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]] = {}
-        self._digests: dict[int, tuple[Any, str]] = {}
+        self._digests: dict[int, tuple[Any, str]] = {}  # with what was hashed, so that ids stay
         self._flops: dict[str, float] = {}
 
     def digest(self, model: Cut) -> str:
-        """Hash of a model's structure, its weights, and what it makes of a few inputs.
+        """Return a hash of a model's structure, its weights, and its features of a few inputs.
 
-        The last tells models apart that differ in hooks or plain attributes only.
+        The features tell models apart that differ in hooks or plain attributes only.
         """
         if id(model) not in self._digests:
             total = hashlib.sha256(repr((model.model, model.head)).encode())
@@ -76,7 +78,7 @@ class Reader:
         return self._digests[id(model)][1]
 
     def digest_data(self, task: Samples) -> str:
-        """Hash of a task's arrays."""
+        """Return a hash of a task's arrays."""
         if id(task) not in self._digests:
             total = hashlib.sha256(f"{task.kind} {task.outputs}".encode())
             for part in (task.train, task.test):
@@ -85,7 +87,7 @@ class Reader:
         return self._digests[id(task)][1]
 
     def flops(self, model: Cut, task: Samples) -> float:
-        """Operations of reading one sample."""
+        """Return the operations of reading one sample."""
         key = self.digest(model)
         if key not in self._flops:
             one = torch.from_numpy(task.train.inputs[:1])
@@ -93,45 +95,43 @@ class Reader:
         return self._flops[key]
 
     def read(self, name: str, model: Cut, task: Samples, layer: str) -> tuple[Any, Any]:
-        """Features of a task's training and test inputs at a layer."""
+        """Return the features of a task's training and test inputs at a layer."""
         key = (self.digest(model), self.digest_data(task), layer)
         if key not in self._cache:
-            self._cache[key] = (
-                self.features(name, model, task.train.inputs, layer),
-                self.features(name, model, task.test.inputs, layer),
-            )
+            train, test = (d.inputs for d in (task.train, task.test))
+            read = partial(self.features, name, model, layer=layer)
+            self._cache[key] = read(train), read(test)
         return self._cache[key]
 
     def features(self, name: str, model: Cut, inputs: np.ndarray, layer: str = "") -> np.ndarray:
-        """Features of some inputs at a layer."""
+        """Return the features of some inputs at a layer; raise InputError if any is not finite."""
         found = self._in_batches(name, inputs, lambda x: self._forward(model, x, layer))
-        if not bool(torch.isfinite(found).all()):
+        if not np.isfinite(found).all():
             raise InputError(
                 f"{name} gives NaN or infinite features at layer {layer or 'features'}; it cannot "
                 "be audited. Check its weights and the scale of its inputs."
             )
-        return array_of(found)
+        return found
 
     @torch.no_grad()
     def answers(self, name: str, model: Cut, inputs: np.ndarray) -> np.ndarray:
-        """What the model itself answers to some inputs."""
-        return array_of(self._in_batches(name, inputs, lambda x: model.answers(x).cpu()))
+        """Return what the model itself answers to some inputs."""
+        return self._in_batches(name, inputs, lambda x: model.answers(x).cpu())
 
     def _in_batches(
         self, name: str, inputs: np.ndarray, call: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """Join the results of a call; halves the batch when memory runs out."""
+    ) -> np.ndarray:
+        """Join the results of a call; halve the batch when memory runs out."""
         while True:
             try:
-                return torch.cat([call(x) for x in torch.from_numpy(inputs).split(self.batch)])
+                blocks = torch.from_numpy(inputs).split(self.batch)
+                return array_of(torch.cat([call(block) for block in blocks]))
             except (MemoryError, torch.OutOfMemoryError):
                 if self.batch == 1:
                     raise
                 self.batch //= 2
-                warnings.warn(
-                    f"out of memory while reading {name}; going on with batches of {self.batch}.",
-                    stacklevel=3,
-                )
+                told = f"out of memory while reading {name}; continuing with batches of"
+                warnings.warn(f"{told} {self.batch}.", stacklevel=3)
 
     @torch.no_grad()
     def _forward(self, model: Cut, inputs: Tensor, layer: str) -> Tensor:
@@ -139,28 +139,25 @@ class Reader:
 
 
 def disjoint_rows(attacker: Task, primary: Task, defender: Task | None) -> dict[str, Any]:
-    """Refuse an attacker who trains or is scored on rows that the defence has seen.
+    """Raise InputError if the attacker trains or is scored on rows that the defence has seen.
 
-    Rows that the attacker's own training and test data share are counted and warned of.
+    Warn of rows that the attacker's own training and test data share, and count them.
     """
-    known = set(primary.train.row_hashes())
-    if defender is not None:
-        known.update(defender.train.row_hashes())
+    seen = set() if defender is None else set(defender.train.row_hashes())
     own = set(attacker.train.row_hashes())
-    test = set(attacker.test.row_hashes()) if attacker.test is not None else set()
-    shared = len(own & known)
-    if defender is not None:
-        shared += len(test & set(defender.train.row_hashes()))
+    test = set() if attacker.test is None else set(attacker.test.row_hashes())
+    shared = len(own & (seen | set(primary.train.row_hashes()))) + len(test & seen)
     if shared:
         raise InputError(
-            f"{shared} sample(s) of {attacker.name} are also in the defence's own data: the "
-            "attacker must hold data that the defence has never seen, or the audit flatters it. "
-            "Split the data."
+            f"{shared} sample(s) of {attacker.name} are also in the defence's own data, so the "
+            "audit would flatter the attacker. Split the data: the attacker must hold samples "
+            "that the defence has never seen."
         )
-    if own & test:
+    both = len(own & test)
+    if both:
         warnings.warn(
-            f"{attacker.name}: {len(own & test)} sample(s) are in both training and test data; "
-            "scores are too high by that.",
+            f"{attacker.name}: {both} sample(s) are in both training and test data; scores are "
+            "too high by that.",
             stacklevel=3,
         )
-    return {"checked": defender is not None, "shared": 0, "train_in_test": len(own & test)}
+    return {"checked": defender is not None, "shared": 0, "train_in_test": both}
