@@ -27,9 +27,7 @@ def samples_of(task: Task) -> Samples:
     if task.test is None:
         raise InputError(f"{task.name}: an audit scores on test data; expected Task(train, test).")
     if task.kind == "classification" and len(task.classes) < 2:
-        raise InputError(
-            f"{task.name} has a single class; expected two or more, or an attack on it says nothing."
-        )
+        raise InputError(f"{task.name} has a single class; expected two or more.")
 
     def data(split: Split) -> Data:
         inputs, labels = split.tensors()
