@@ -58,7 +58,7 @@ def test_an_answer_that_its_dtype_cannot_hold_is_refused():
         r.r_ill(1e-3 * S.half())
 
 
-@pytest.mark.parametrize("bad", [1e69, 1e-69, math.nan, math.inf])
+@pytest.mark.parametrize("bad", [1e101, 1e-101, math.nan, math.inf])
 def test_numbers_out_of_range_are_refused_once_at_the_door(bad):
     large = bad * S
     calls = [
@@ -69,7 +69,7 @@ def test_numbers_out_of_range_are_refused_once_at_the_door(bad):
         lambda: gram_of(S).transform(large), lambda: reference_condition_number(large),
     ]  # fmt: skip
     for call in calls:
-        with pytest.raises((InputError, NumericalError), match="1e-(32|68)"):
+        with pytest.raises((InputError, NumericalError), match="1e-(46|65|100)"):
             call()
 
 
@@ -97,7 +97,7 @@ def test_kappa_and_its_gradient_hold_at_any_scale(size):
 
 
 def test_moments_that_a_map_sends_out_of_range_are_refused():
-    for size in (1e40, 1e-40):
+    for size in (1e60, 1e-60):
         with pytest.raises(NumericalError, match="moments of the mapped features"):
             gram_of(torch.randn(5, 2) + 3).transform(size * torch.eye(2, dtype=F))
 

@@ -20,7 +20,7 @@ from immunis.core.distributed import summed_with_gradient, world
 from immunis.core.errors import InputError, NumericalError
 from immunis.theory.gram import symmetric
 from immunis.theory.projectors import End, leading_projector, trailing_projector
-from immunis.theory.scale import LARGEST_MATRIX, check_size, in_dtype, real
+from immunis.theory.scale import LARGEST_MATRIX, check_size, in_dtype, power_of_two, real
 from immunis.theory.spectrum import eigh, relative_cutoff
 
 Pair = tuple[Tensor, Tensor]  # value and gradient
@@ -106,10 +106,12 @@ def _well_of(s: Tensor, largest: Tensor, top: Tensor) -> Pair:
 
 
 def _ill_of(s: Tensor, smallest: Tensor, bottom: Tensor, k: int) -> Pair:
+    p = power_of_two(s)  # at unit scale, where gap² fits
+    s, smallest = s / p, smallest / p
     gap = (s.square().sum() / k - smallest**2) / 2
     if float(gap) < 10 * relative_cutoff(k) * float(smallest**2):
         return s.new_full((), float("inf")), torch.zeros_like(s)
-    return 1 / gap, (smallest * bottom - s / k) / gap**2
+    return 1 / gap / p / p, (smallest * bottom - s / k) / gap**2 / p / p / p
 
 
 def _kappa_of(largest: Tensor, top: Tensor, smallest: Tensor, bottom: Tensor) -> Pair:
@@ -191,8 +193,11 @@ def _ill(s: Tensor, rank: int | None = None, dtype: torch.dtype = torch.float64)
     u, sigma, v = _singular(s, rank, dtype)
     if not len(sigma) or bool(tied(sigma, -1).all()):
         return s.new_full((), float("inf")), torch.zeros_like(s)
+    p = power_of_two(sigma)  # at unit scale, where gap² fits
+    sigma, s = sigma / p, s.to("cpu") / p
     gap = ill_gap(sigma)
-    return 1 / gap, (_extreme(u, sigma, v, -1) - s.to("cpu") / len(sigma)) / gap**2
+    gradient = (_extreme(u, sigma, v, -1) - s / len(sigma)) / gap**2
+    return 1 / gap / p / p, gradient / p / p / p
 
 
 def ill_gap(sigma: Tensor) -> Tensor:

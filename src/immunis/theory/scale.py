@@ -1,7 +1,7 @@
 """The range of numbers that the theory takes.
 
 Squares, cubes and inverses leave float64 long before the numbers themselves do. Every entry point
-checks once that sizes lie where fourth powers and their ratios fit; nothing inside rescales.
+checks once that sizes lie where products of three matrices fit; nothing inside rescales.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from immunis.core.errors import ImmunisError, InputError, NumericalError
 from immunis.data.checks import as_tensor
 
-LARGEST_FEATURE = 1e32  # of features and targets
-LARGEST_MATRIX = 1e68  # of Gram matrices, and of what is as large
+LARGEST_FEATURE = 1e46  # of features and targets: all that float32 holds
+LARGEST_MATRIX = 1e100  # of Gram matrices, and of what is as large
 
 
 def check_size(

@@ -18,8 +18,8 @@ from torch import Tensor
 from immunis.core.errors import InputError
 from immunis.data.checks import as_tensor
 from immunis.theory.regularizers import ill_gap, tied
-from immunis.theory.scale import LARGEST_MATRIX
 
+LARGEST = 1e65  # eigenvalue, and 1 over the smallest, whose step sizes fit float64
 Steps = tuple[tuple[float, float], ...]
 
 
@@ -27,11 +27,11 @@ def _sorted_positive(eigenvalues: Tensor, dimension: float = math.inf) -> Tensor
     """Return eigenvalues in float64, largest first, checked."""
     sigma = as_tensor(eigenvalues, "eigenvalues").detach().to("cpu", torch.float64).reshape(-1)
     sigma = sigma.sort(descending=True).values
-    least = 1 / LARGEST_MATRIX
-    if not len(sigma) or not bool(((sigma >= least) & (sigma <= LARGEST_MATRIX)).all()):
+    least = 1 / LARGEST
+    if not len(sigma) or not bool(((sigma >= least) & (sigma <= LARGEST)).all()):
         raise InputError(
             "steps are certified from the non-zero eigenvalues of H(θ): all must be positive, "
-            f"{least:.0e} to {LARGEST_MATRIX:.0e}. Drop the zero ones (Spectrum.rank says how many "
+            f"{least:.0e} to {LARGEST:.0e}. Drop the zero ones (Spectrum.rank says how many "
             "remain)."
         )
     if not dimension >= len(sigma):
@@ -159,4 +159,5 @@ def certified_ill_step(eigenvalues: Tensor, fraction: float = 0.5) -> float:
     m, k = int(tied(sigma, -1).sum()), len(sigma)
     if m == k:
         return 0.0
-    return fraction * float(ill_gap(sigma)) ** 2 / (2 * (1 / m - 1 / k) * float(sigma[-1]))
+    zero = float(ill_gap(sigma)) ** 2 / (2 * (1 / m - 1 / k) * float(sigma[-1]))
+    return fraction * zero
