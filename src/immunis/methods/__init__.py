@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
 
 from immunis.core.errors import unknown
 from immunis.methods.base import LinearProblem, Method, Solution
@@ -16,17 +15,11 @@ METHODS: dict[str, Method] = {}
 
 def get_method(name: str) -> Method:
     """Return the method of that name, or raise an error that suggests a close one."""
-    try:
-        return METHODS[name]
-    except (KeyError, TypeError):
-        raise unknown("method", name, METHODS) from None
+    if not isinstance(name, str) or name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
 
 
-def _discovered() -> Iterator[Method]:
-    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
-        method = getattr(importlib.import_module(module.name), "METHOD", None)
-        if method is not None:
-            yield method
-
-
-METHODS.update((m.name, m) for m in sorted(_discovered(), key=lambda m: (m.order, m.name)))
+_names = [module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.")]
+_found = [getattr(importlib.import_module(name), "METHOD", None) for name in _names]
+METHODS |= {m.name: m for m in sorted(filter(None, _found), key=lambda m: (m.order, m.name))}

@@ -6,19 +6,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from immunis.core.errors import NumericalError, SettingsError
 from immunis.core.progress import Progress, silent
-from immunis.core.settings import check, require_least
+from immunis.core.settings import build, require_least
 from immunis.data.task import Task
 from immunis.models.cut import Cut
 from immunis.theory.gram import Gram
 from immunis.theory.regularizers import linear_hessian
-from immunis.theory.rir import rir
 from immunis.theory.spectrum import quiet_spectrum, relative_cutoff
 from immunis.training.objective import Objective
 
@@ -56,40 +55,36 @@ class LinearProblem:
     @cached_property
     def moments(self) -> tuple[Moments, Moments]:
         """Mean moments of the primary and of the harmful task, at unit scale."""
-        return self._moments(self.primary), self._moments(self.harmful)
 
-    def _moments(self, gram: Gram) -> Moments:
-        k = gram.matrix() / (gram.samples * self.scale**2)
-        return Moments(k, gram.cross() / (gram.samples * self.scale), quiet_spectrum(gram).rank)
+        def scaled(gram: Gram) -> Moments:
+            k = gram.matrix() / (gram.samples * self.scale**2)
+            return Moments(k, gram.cross() / (gram.samples * self.scale), quiet_spectrum(gram).rank)
 
-    def random_heads(self) -> tuple[Tensor, Tensor]:
+        return scaled(self.primary), scaled(self.harmful)
+
+    def random_heads(self) -> list[Tensor]:
         """Return a random primary and a random harmful head, with entries of size ``1/√D``."""
-        generator, size = torch.Generator().manual_seed(self.seed), math.sqrt(len(self.theta))
-        shapes = [moments.b.shape for moments in self.moments]
-        primary, harmful = (
-            torch.randn(shape, generator=generator, dtype=torch.float64) / size for shape in shapes
-        )
-        return primary, harmful
+        draw = torch.Generator().manual_seed(self.seed)
+        heads = [torch.randn(m.b.shape, generator=draw, dtype=m.b.dtype) for m in self.moments]
+        return [head / math.sqrt(len(self.theta)) for head in heads]
 
-    def kappas(self, theta: Tensor) -> tuple[float, float]:
+    def kappas(self, theta: Tensor) -> list[float]:
         """Return ``κ_P(θ)`` and ``κ_H(θ)``; infinite if rounding has lost a direction."""
-        primary, harmful = (self._kappa(theta, moments) for moments in self.moments)
-        return primary, harmful
-
-    def _kappa(self, theta: Tensor, moments: Moments) -> float:
-        values = torch.linalg.eigvalsh(linear_hessian(theta, moments.k))
-        largest, smallest = float(values[-1]), float(values[-moments.rank])
-        lost = not smallest > largest * relative_cutoff(moments.rank)
-        return math.inf if lost else largest / smallest
+        found = []
+        for m in self.moments:
+            values = torch.linalg.eigvalsh(linear_hessian(theta, m.k))
+            largest, smallest = float(values[-1]), float(values[-m.rank])
+            there = smallest > largest * relative_cutoff(m.rank)
+            found.append(largest / smallest if there else math.inf)
+        return found
 
     def rir(self, theta: Tensor) -> float:
-        """Return RIR of θ, up to a constant factor; 0 if rounding has lost a direction.
+        """Return ``κ_H/κ_P``, which is RIR up to a constant; 0 if rounding has lost a direction.
 
         κ over the directions that remain would flatter θ.
         """
         primary, harmful = self.kappas(theta)
-        lost = math.inf in (primary, harmful)
-        return 0.0 if lost else rir(primary=(1.0, primary), harmful=(1.0, harmful)).value
+        return 0.0 if math.inf in (primary, harmful) else harmful / primary
 
 
 @dataclass(frozen=True)
@@ -105,10 +100,9 @@ class Method:
     """A defence: what it does to linear extractors, to networks, or to both.
 
     Attributes:
-        settings: dataclass of the settings of ``solve``.
-        solve: finds θ for a linear extractor.
-        network: dataclass of the settings of ``objective``.
-        objective: returns the loss that trains a network, from its settings and the cut network.
+        settings: dataclass of the settings of ``solve``, which finds θ for a linear extractor.
+        network: dataclass of the settings of ``objective``, which returns the loss that trains a
+            network.
         order: place in lists of methods; equal ones are sorted by name.
         demo: settings that ``immunis demo`` runs, by label; by default the method as it is.
     """
@@ -125,16 +119,17 @@ class Method:
     def configure(self, values: Mapping[str, Any], *, network: bool = False) -> Any:
         """Return this method's settings; refuse unknown keys, wrong types and bad ranges."""
         kind = self.network if network else self.settings
-        if kind is None:
+        if kind is None and network:
             raise SettingsError(
                 f"method {self.name!r} finds a linear map and trains no network. Leave training "
                 "out: the map is then folded into the network's last linear layer."
-                if network
-                else f"method {self.name!r} trains networks and has no linear form. For a linear "
+            )
+        if kind is None:
+            raise SettingsError(
+                f"method {self.name!r} trains networks and has no linear form. For a linear "
                 "extractor use 'erase', its closed-form optimum."
             )
-        check(values, get_type_hints(kind), f"method {self.name!r}")
-        return kind(**values)
+        return build(kind, values, f"method {self.name!r}")
 
 
 @dataclass(frozen=True)
@@ -183,7 +178,6 @@ def best_of(problem: LinearProblem, path: Iterable[tuple[int, Tensor]]) -> Solut
             found, best = Solution(theta.detach().clone(), {"best_step": step}), value
     if found is None:
         raise NumericalError(
-            "every θ of the descent lost a direction of a task to rounding; lower the step size "
-            "or the weights."
+            "every θ lost a direction of a task to rounding; lower the step size or the weights."
         )
     return found

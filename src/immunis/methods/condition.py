@@ -1,14 +1,10 @@
 """*Condition*: the paper's Algorithm 1. R_well on the primary task, R_ill on the harmful, the loss.
 
 Each step moves θ against ``∇_θL + λ_P·K_P⁻¹∇_θR_well(H_P) + λ_H·K_H⁻¹∇_θR_ill(H_H)``, and the
-primary head ω against ``∇_ωL``. No inverse is needed: ``∇_θR(θᵀKθ) = 2Kθ·∇_H R``, so that
-``K⁻¹∇_θR = 2θ·∇_H R``, which also holds for a singular K. There are four variants:
-
-* full batch (the default): exact Hessians from the tasks' moments, and the ℓ2 loss;
-* mini-batch (``batch_size``): Hessians of each batch, cross-entropy or squared loss, as in the
-  paper's runs;
-* ``certified``: steps of a size that surely moves its κ the right way, without the loss;
-* ``search``: the paper's grid of multiples of λ and of step sizes; the best RIR wins.
+primary head ω against ``∇_ωL``. As ``∇_θR(θᵀKθ) = 2Kθ·∇_H R``, no inverse is needed, and K may be
+singular: ``K⁻¹∇_θR = 2θ·∇_H R``. By default Hessians are exact and the loss is ℓ2. ``batch_size``
+takes those of mini-batches, as the paper's runs do; ``certified`` takes steps of a size that surely
+moves κ the right way, without the loss; ``search`` tries the paper's grid of λ and step sizes.
 """
 
 from __future__ import annotations
@@ -29,14 +25,7 @@ from immunis.core.progress import silent
 from immunis.core.settings import require, require_least
 from immunis.methods.base import Descent, LinearProblem, Method, Solution, best_of, descent
 from immunis.models.cut import Cut
-from immunis.theory.regularizers import (
-    feature_hessian,
-    linear_hessian,
-    r_ill,
-    r_ill_gradient,
-    r_well,
-    r_well_gradient,
-)
+from immunis.theory import regularizers as reg
 from immunis.theory.spectrum import eigh
 from immunis.theory.steps import certified_ill_step, certified_well_factors
 from immunis.training.objective import SUPERVISED, Objective
@@ -48,14 +37,10 @@ MOST_ILL = 1e10  # rounding hides what lies beyond this κ_H
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """The weights of the regularizers.
+    """The weights λ_P and λ_H of the regularizers.
 
-    Attributes:
-        lambda_primary: λ_P. By default it is balanced: at the first step the regularizer pulls
-            as hard as the loss.
-        lambda_harmful: λ_H, likewise.
-        multiple_primary: factor on a balanced λ_P (the paper searches 1, 2, 3, 5).
-        multiple_harmful: factor on a balanced λ_H.
+    By default they are balanced: at the first step a regularizer pulls as hard as the loss, times
+    its ``multiple`` (the paper searches 1, 2, 3, 5).
     """
 
     lambda_primary: float | None = None
@@ -72,7 +57,7 @@ class Settings(NetworkSettings, Descent):
     """Settings of Algorithm 1.
 
     Attributes:
-        steps: epochs. A full-batch epoch is one step; a certified one is at most one R_ill step.
+        steps: epochs: one step of the full batch, or at most one certified R_ill step.
         optimizer: ``"gd"`` as in Algorithm 1, or ``"adam"`` as in the paper's MNIST runs.
         batch_size: rows of a mini-batch; None for the full batch.
         fraction: share of the way that a certified R_ill step goes to the one that sends σ_k to 0.
@@ -100,24 +85,31 @@ class Settings(NetworkSettings, Descent):
 
 def algorithm_1(problem: LinearProblem, settings: Settings) -> Solution:
     """Descend on θ and the primary head ω together (paper, Algorithm 1)."""
-    terms, steps = _full_batch(problem, settings), settings.steps
-    rank: int | None = problem.moments[1].rank
-    if settings.batch_size is not None:
-        terms, rank = _mini_batch(problem, settings, settings.batch_size), None
-        rows = max(problem.primary.samples, problem.harmful.samples)
-        steps *= math.ceil(rows / settings.batch_size)
+    terms, steps, rank = _full_batch(problem, settings), settings.steps, problem.moments[1].rank
+    size = settings.batch_size
+    if size is not None:
+        terms = _mini_batch(problem, settings, size)
+        steps *= math.ceil(max(problem.primary.samples, problem.harmful.samples) / size)
     weights: list[float] = []
+
+    def balanced(loss: Tensor, term: Tensor) -> float:
+        length = float(term.norm())
+        return float(loss.norm()) / length if length > 0 else 0.0
 
     def gradients(theta: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
         loss_theta, loss_omega, h_primary, h_harmful = terms(theta, omega)
-        well = 2 * theta @ r_well_gradient(h_primary)
-        ill = 2 * theta @ r_ill_gradient(h_harmful, rank)
+        well = 2 * theta @ reg.r_well_gradient(h_primary)
+        ill = 2 * theta @ reg.r_ill_gradient(h_harmful, rank if size is None else None)
         if not weights:
-            weights.extend(_balanced(settings, loss_theta, well, ill))
+            for term, given, multiple in (
+                (well, settings.lambda_primary, settings.multiple_primary),
+                (ill, settings.lambda_harmful, settings.multiple_harmful),
+            ):
+                weights.append(multiple * balanced(loss_theta, term) if given is None else given)
         return loss_theta + weights[0] * well + weights[1] * ill, loss_omega
 
-    omega, _ = problem.random_heads()
-    found = best_of(problem, descent(problem, settings, gradients, omega, steps=steps))
+    path = descent(problem, settings, gradients, problem.random_heads()[0], steps=steps)
+    found = best_of(problem, path)
     told = {"lambda_primary": weights[0], "lambda_harmful": weights[1], "step": settings.step}
     return Solution(found.theta, {**found.details, **told})
 
@@ -135,8 +127,8 @@ def _full_batch(problem: LinearProblem, settings: Settings) -> Callable[..., Ter
 
     def terms(theta: Tensor, omega: Tensor) -> Terms:
         residual = (k_p @ theta @ omega - b_p) * 2 / n
-        hessians = linear_hessian(theta, k_p), linear_hessian(theta, k_h)
-        return residual @ omega.T, theta.T @ residual, *hessians
+        h_p, h_h = (reg.linear_hessian(theta, k) for k in (k_p, k_h))
+        return residual @ omega.T, theta.T @ residual, h_p, h_h
 
     return terms
 
@@ -157,15 +149,13 @@ def _mini_batch(problem: LinearProblem, settings: Settings, size: int) -> Callab
             loss = (outputs - y_p).square().sum() / len(x_p)
         loss_theta, loss_omega = torch.autograd.grad(loss, leaves)
         count = 1 if settings.paper_scale else len(x_p)
-        hessians = feature_hessian(x_p @ theta) / count, feature_hessian(x_h @ theta) / count
-        return loss_theta, loss_omega, *hessians
+        h_p, h_h = (reg.feature_hessian(x @ theta) / count for x in (x_p, x_h))
+        return loss_theta, loss_omega, h_p, h_h
 
     return terms
 
 
-def batches(
-    problem: LinearProblem, epochs: int, size: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def batches(problem: LinearProblem, epochs: int, size: int) -> Iterator[tuple[Tensor, ...]]:
     """Yield shuffled mini-batches ``(x_P, targets_P, x_H)``; the shorter task is repeated."""
     generator, data = torch.Generator().manual_seed(problem.seed), []
     for task in problem.tasks:
@@ -185,47 +175,32 @@ def batches(
             yield x_p[p], y_p[p], x_h[h]
 
 
-def _balanced(settings: Settings, loss: Tensor, well: Tensor, ill: Tensor) -> Iterator[float]:
-    """λ_P and λ_H: as given, or such that each term pulls as hard as the loss."""
-    for term, given, multiple in (
-        (well, settings.lambda_primary, settings.multiple_primary),
-        (ill, settings.lambda_harmful, settings.multiple_harmful),
-    ):
-        size = float(term.norm())
-        balanced = multiple * (float(loss.norm()) / size if size > 0 else 0.0)
-        yield balanced if given is None else given
-
-
 def certified(problem: LinearProblem, settings: Settings) -> Iterator[tuple[int, Tensor]]:
     """Yield ``(step, θ)``: certified R_well steps to κ_P = 1; then an R_ill step and R_well again.
 
     The first R_well steps reach RIR*; only free directions gain more. The loss is left out: the
     primary optimum is the same for every invertible θ.
     """
-    _, harmful = problem.moments
-    eye, theta = (
-        torch.eye(len(problem.theta), dtype=torch.float64),
-        _whitened(problem, problem.theta),
-    )
+    primary, harmful = problem.moments
+
+    def whitened(theta: Tensor) -> Tensor:
+        """θ after k − 1 certified R_well steps, where κ_P = 1; H_P keeps its eigenvectors."""
+        values, vectors = eigh(reg.linear_hessian(theta, primary.k))
+        rank, scaling = primary.rank, torch.ones_like(values)
+        scaling[:rank] = certified_well_factors(values[:rank], len(theta), rank - 1)
+        return theta @ (vectors * scaling) @ vectors.T
+
+    theta = whitened(problem.theta)
+    eye = torch.eye(len(theta), dtype=torch.float64)
     yield 0, theta
     for step in range(1, settings.steps + 1):
-        before, hessian = problem.rir(theta), linear_hessian(theta, harmful.k)
+        before, hessian = problem.rir(theta), reg.linear_hessian(theta, harmful.k)
         eta = certified_ill_step(eigh(hessian)[0][: harmful.rank], settings.fraction)
-        theta = theta @ (eye - 2 * eta * r_ill_gradient(hessian, harmful.rank))
-        theta = _whitened(problem, theta)
+        theta = whitened(theta @ (eye - 2 * eta * reg.r_ill_gradient(hessian, harmful.rank)))
         problem.progress("certified steps", step / settings.steps)
         if problem.rir(theta) < before * (1 + 1e-6) or problem.kappas(theta)[1] > MOST_ILL:
             return
         yield step, theta
-
-
-def _whitened(problem: LinearProblem, theta: Tensor) -> Tensor:
-    """Return θ after k − 1 certified R_well steps, where κ_P = 1; H_P keeps its eigenvectors."""
-    primary, _ = problem.moments
-    values, vectors = eigh(linear_hessian(theta, primary.k))
-    rank, scaling = primary.rank, torch.ones_like(values)
-    scaling[:rank] = certified_well_factors(values[:rank], len(theta), rank - 1)
-    return theta @ (vectors * scaling) @ vectors.T
 
 
 def search(problem: LinearProblem, settings: Settings) -> Solution:
@@ -256,8 +231,8 @@ def objective(settings: NetworkSettings, cut: Cut) -> Objective:
     return Objective(
         lambda view: {
             SUPERVISED: view.supervised,
-            "r_well": r_well(feature_hessian(view.primary[""], across=True)),
-            "r_ill": r_ill(feature_hessian(view.harmful[""], across=True)),
+            "r_well": reg.r_well(reg.feature_hessian(view.primary[""], across=True)),
+            "r_ill": reg.r_ill(reg.feature_hessian(view.harmful[""], across=True)),
         },
         {"r_well": settings.lambda_primary, "r_ill": settings.lambda_harmful},
         multiples={"r_well": settings.multiple_primary, "r_ill": settings.multiple_harmful},
@@ -265,13 +240,8 @@ def objective(settings: NetworkSettings, cut: Cut) -> Objective:
     )
 
 
+SUMMARY = "the paper's Algorithm 1: R_well, R_ill and the loss"
+DEMO = {"Alg. 1": {"search": True}, "Alg. 1, certified": {"certified": True}}
 METHOD = Method(
-    "condition",
-    "the paper's Algorithm 1: R_well, R_ill and the loss",
-    Settings,
-    solve,
-    NetworkSettings,
-    objective,
-    order=4,
-    demo={"Alg. 1": {"search": True}, "Alg. 1, certified": {"certified": True}},
+    "condition", SUMMARY, Settings, solve, NetworkSettings, objective, order=4, demo=DEMO
 )

@@ -1,9 +1,9 @@
 """*Erase* (ours): shrink what the harmful labels can be read from, and nothing more.
 
-Least-squares concept erasure (Belrose et al. 2023) is the smallest change of the features,
-in the harmful data's own metric, that leaves no linear probe anything to find. Scaling the
-erased subspace by ε instead of 0 keeps θ invertible: the primary head compensates exactly,
-while a probe must climb a Hessian in which the labels' directions are ε² as steep.
+Least-squares concept erasure (Belrose et al. 2023) is the smallest change of the features, in the
+harmful data's own metric, that leaves no linear probe anything to find. Scaling the erased subspace
+by ε instead of 0 keeps θ invertible: the primary head compensates exactly, while a probe must climb
+a Hessian in which the labels' directions are ε² as steep.
 """
 
 from __future__ import annotations
@@ -22,11 +22,7 @@ from immunis.theory.spectrum import eigh, relative_cutoff
 
 @dataclass(frozen=True)
 class Settings:
-    """How much of the harmful labels' subspace stays.
-
-    Attributes:
-        strength: ε from 1 (nothing is changed) to 0 (full erasure; θ becomes singular).
-    """
+    """``strength``: ε from 1 (nothing is changed) to 0 (full erasure; θ becomes singular)."""
 
     strength: float = 1e-3
 
@@ -65,11 +61,6 @@ def solve(problem: LinearProblem, settings: Settings) -> Solution:
     return Solution(problem.theta @ projection.T, {"erased_rank": rank})
 
 
-METHOD = Method(
-    "erase",
-    "closed-form, label-aware: shrink the harmful labels",
-    Settings,
-    solve,
-    order=6,
-    demo={"erase ε=0.001": {}, "erase ε=0": {"strength": 0.0}},
-)
+SUMMARY = "closed-form, label-aware: shrink the harmful labels"
+DEMO = {"erase ε=0.001": {}, "erase ε=0": {"strength": 0.0}}
+METHOD = Method("erase", SUMMARY, Settings, solve, order=6, demo=DEMO)

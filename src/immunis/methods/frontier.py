@@ -33,10 +33,9 @@ class Settings:
 
 
 def solve(problem: LinearProblem, settings: Settings) -> Solution:
-    """Return the frontier's θ, rotated on the right to lie closest to θ₀.
+    """Return the frontier's θ, rotated on the right to lie closest to θ₀ (orthogonal Procrustes).
 
-    κ depends on θθᵀ only, so the rotation is free; the nearest one (orthogonal Procrustes)
-    keeps the released features as recognisable as they can be.
+    κ depends on θθᵀ only, so the rotation is free.
     """
     grams = damped(problem.primary, settings.ridge), damped(problem.harmful, settings.ridge)
     theta = frontier(*grams, settings.budget, settings.free_scale)

@@ -1,8 +1,7 @@
 """*IMMA* (paper, baseline 2; Zheng et al. 2024): bi-level, unrolled through the attacker.
 
-Lower level: the attacker descends on ``L(D_H, w, θ)`` in θ and reaches θ*. Upper level: the
-defender raises ``L(D_H, w, θ*)``, differentiates through θ*, and keeps the primary loss low.
-The harmful head w follows the features.
+The attacker descends on ``L(D_H, w, θ)`` in θ and reaches θ*. The defender raises
+``L(D_H, w, θ*)``, differentiates through θ*, and keeps the primary loss low. w follows features.
 """
 
 from __future__ import annotations
@@ -88,25 +87,18 @@ class NetworkSettings(Balanced):
 
 def objective(settings: NetworkSettings, cut: Cut) -> Objective:
     """Return ``L(D_P) − λ·L(D_H, w, θ*)``."""
+    attack = settings.steps, settings.rate, settings.order
     return Objective(
         lambda view: {SUPERVISED: view.supervised},
         {"attacked": settings.weight},
         after=lambda view: {"attacked": -view.harmful_loss},
-        attacker=Attacker(
-            lambda view: view.harmful_loss, settings.steps, settings.rate, settings.order
-        ),
+        attacker=Attacker(lambda view: view.harmful_loss, *attack),
         multiples={"attacked": settings.multiple},
         head=True,
     )
 
 
+SUMMARY = "IMMA: bi-level, unrolled through the attacker (baseline)"
 METHOD = Method(
-    "imma",
-    "IMMA: bi-level, unrolled through the attacker (baseline)",
-    Settings,
-    solve,
-    NetworkSettings,
-    objective,
-    order=2,
-    demo={"IMMA": {}},
+    "imma", SUMMARY, Settings, solve, NetworkSettings, objective, order=2, demo={"IMMA": {}}
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from immunis.core.distributed import world
 from immunis.core.errors import InputError
 from immunis.core.progress import Progress, silent
 from immunis.core.records import Record
+from immunis.core.settings import build
 from immunis.core.settings import whole as whole_number
 from immunis.data.checks import as_tensor
 from immunis.data.split import Split
@@ -26,13 +27,19 @@ from immunis.methods import LinearProblem, Method, get_method
 from immunis.methods.record import Run, linear_record, network_record
 from immunis.models.cut import Cut, Joined, logits_of, run_model
 from immunis.models.find_head import cut
-from immunis.models.heads import checked_head, compensated_head, invertible, least_squares_head
+from immunis.models.heads import (
+    checked_head,
+    compensated_head,
+    invertible,
+    least_squares_head,
+    linear_layer,
+)
 from immunis.models.stages import feeds, parameters_below
 from immunis.theory.gram import as_extractor, check_pair, paired_grams
-from immunis.theory.scale import in_dtype
-from immunis.training.hardware import Hardware, hardware_of
+from immunis.theory.scale import in_dtype, square
+from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
-from immunis.training.settings import Training, training_of
+from immunis.training.settings import Training
 
 
 @dataclass(frozen=True)
@@ -75,24 +82,18 @@ def immunize(
 ) -> Immunized:
     """Change an extractor so that the harmful task is hard and the primary task stays easy.
 
-    Args:
-        model: a square, invertible ``nn.Linear`` or matrix θ (features are ``xᵀθ``), or a network
-            that ends in a linear head. With ``training`` (always for ``probe``), layers of the
-            network are trained. Without, a map of its features is folded into its last layer.
-        primary: the task that must stay easy.
-        harmful: the task that should become hard; the defender's own sample of it.
-        method: a name that ``immunis list methods`` shows.
-        head: the primary head to compensate; by default the least-squares head. To train a
-            network: the name of its head, if it cannot be found; for a bare encoder, a new head
-            that reads its pooled output and is trained with it.
-        training: how to train a network: ``immunis.training.settings.Training``, or its settings.
-        hardware: where to train it: ``immunis.training.hardware.Hardware``, or its settings.
-        folder: where training keeps its checkpoint and curves. It is not locked.
-        resume: continue from the checkpoint in ``folder``.
-        wandb: Weights & Biases project that training is logged to.
-        seed: seed of everything random in the method.
-        progress: called with the method's name and the share of the work done, from 0 to 1.
-        **settings: the method's settings. An unknown one is refused with a suggestion.
+    ``model`` is a square, invertible ``nn.Linear`` or matrix θ (features are ``xᵀθ``), or a network
+    that ends in a linear head. With ``training`` (always for ``probe``), layers of the network are
+    trained: ``training`` and ``hardware`` are a ``Training`` and a ``Hardware``, or their settings.
+    ``folder`` keeps the checkpoint and the curves, ``resume`` continues from there, and ``wandb``
+    names a project of Weights & Biases. Without ``training``, a linear map of the features is
+    folded into the network's last layer.
+
+    ``harmful`` is the defender's own sample of the task. ``method`` is a name that ``immunis list
+    methods`` shows, ``settings`` are its settings. ``head`` is the primary head to compensate (by
+    default the least-squares one). To train a network, it is the name of its head, if that cannot
+    be found, or a new head that reads a bare encoder's pooled output and is trained with it.
+    ``progress`` is called with the method's name and the share of the work done.
 
     Raises:
         InputError: for models or data that cannot be used.
@@ -118,20 +119,18 @@ def immunize(
         return solve(model, (primary, harmful), chosen, settings, head, seed, report, began)
 
     configured = chosen.configure(settings, network=True)
-    how = training if isinstance(training, Training) else training_of(training or {})
-    where = hardware if isinstance(hardware, Hardware) else hardware_of(hardware or {})
+    how = build(Training, training or {}, "training")
+    where = build(Hardware, hardware or {}, "hardware")
     inside = ""
     if isinstance(model, nn.Module) and isinstance(head, nn.Linear):
         model, head, inside = Joined(model, head), "1", "0"
     whole = _checked_network(model, primary, harmful, head, how)
     assert isinstance(model, nn.Module)
     assert chosen.objective is not None
-    objective = chosen.objective(configured, whole)
-    identity = json.dumps([method, asdict(configured)])
     keep: dict[str, Any] = {"folder": folder, "resume": resume, "wandb": wandb, "seed": seed}
-    found = fit(
-        whole, objective, primary, harmful, how, where, identity=identity, progress=report, **keep
-    )
+    keep |= {"identity": json.dumps([method, asdict(configured)]), "progress": report}
+    objective = chosen.objective(configured, whole)
+    found = fit(whole, objective, primary, harmful, how, where, **keep)
     said = {"method": method, **asdict(configured)}
     said |= {"training": asdict(how), "hardware": asdict(where)}
     details = {k: getattr(found, k) for k in ("history", "best_step", "steps", "weights", "notes")}
@@ -174,20 +173,26 @@ def _solve(
     problem = LinearProblem(origin, *moments, tasks, extractor, seed, progress)
     solution = method.solve(problem, configured)
     change = torch.linalg.solve(origin, solution.theta)  # T: features z become zT
-    layer = _layer(model, theta @ change, None if bias is None else bias @ change)
-    rounded = torch.linalg.solve(theta, layer.weight.detach().to("cpu", torch.float64).T)
+    like = model.weight if isinstance(model, nn.Linear) else model
+    layer = linear_layer(theta @ change, None if bias is None else bias @ change)
+    layer = _in_dtype_of(like, layer, "the immunized θ")
+    rounded = torch.linalg.solve(theta, layer.weight.to("cpu", torch.float64).T)
     features = moments[0].transform(origin)
     old_head = least_squares_head(features) if head is None else checked_head(head, theta, tasks[0])
     new_head, exact = compensated_head(old_head, rounded, features)
-    for part in (new_head.weight, nn.utils.parameters_to_vector(new_head.parameters())):
-        in_dtype(part.detach(), layer.weight.dtype, "the compensated head")
-    new_head = new_head.to(layer.weight.device, layer.weight.dtype)
+    new_head = _in_dtype_of(like, new_head, "the compensated head")
     said = {"method": method.name, **asdict(configured)}
     run = Run(given or tasks, said, solution.details, seed, time.perf_counter() - began)
     before, after = copy.deepcopy((model, old_head)), copy.deepcopy((layer, new_head))
     progress("", 1.0)
     measure = partial(linear_record, run, tasks, before, after, exact)
     return Immunized(layer, new_head, exact, measure)
+
+
+def _in_dtype_of(like: Tensor, layer: nn.Linear, what: str) -> nn.Linear:
+    for part in (layer.weight, nn.utils.parameters_to_vector(layer.parameters())):
+        in_dtype(part, like.dtype, what)
+    return layer.to(like.device, like.dtype)
 
 
 def check_foldable(whole: Cut) -> None:
@@ -212,16 +217,24 @@ def _fold(
     method.configure(settings)
     whole = cut(model, tasks[0].train.first(2), tasks[0].outputs)
     check_foldable(whole)
-    features = _featurised(tasks[0], whole), _featurised(tasks[1], whole)
-    eye = torch.eye(whole.width, dtype=torch.float64)
-    found = _solve(eye, features, method, settings, head or whole.head_layer, *more, given=tasks)
+
+    @torch.no_grad()
+    def features_of(split: Split) -> tuple[Tensor, Tensor]:
+        parts = [(whole.features(x).cpu(), y) for x, y in split.batches(512)]
+        return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
+
+    primary, harmful = (
+        task.with_data(features_of(task.train), task.test and features_of(task.test))
+        for task in tasks
+    )
+    eye, own = torch.eye(whole.width, dtype=torch.float64), head or whole.head_layer
+    found = _solve(eye, (primary, harmful), method, settings, own, *more, given=tasks)
     fresh = whole.copy()
     layer, target = fresh.last_layer, fresh.head_layer if head is None else None
     change = found.model.state_dict()["weight"].to(layer.weight)
     if target is not None and target.bias is None and not found.exact:
         raise InputError(
-            "the network's head has no bias, which it needs to compensate a singular map; use a "
-            "strength above 0."
+            "the network's head has no bias to compensate a singular map; use a strength above 0."
         )
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -231,91 +244,36 @@ def _fold(
     return replace(found, model=fresh.model, head=target or found.head.to(layer.weight))
 
 
-def _featurised(task: Task, whole: Cut) -> Task:
-    """Return the task with a network's features in place of its inputs."""
-
-    @torch.no_grad()
-    def read(split: Split) -> tuple[Tensor, Tensor]:
-        parts = [(whole.features(x).cpu(), y) for x, y in split.batches(512)]
-        return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
-
-    return task.with_data(read(task.train), None if task.test is None else read(task.test))
-
-
-def _refuse(condition: bool, message: str) -> None:
-    if condition:
-        raise InputError(message)
-
-
 def _theta_and_bias(model: Any, primary: Task) -> tuple[Tensor, Tensor | None]:
     """Return θ (D×D) and the bias of a linear extractor in float64; refuse what is not one."""
     if not isinstance(model, nn.Linear | Tensor):
-        raise InputError(
-            f"expected nn.Linear, a matrix θ or a network, got {type(model).__name__}."
-        )
+        kind = type(model).__name__
+        raise InputError(f"expected nn.Linear, a matrix θ or a network, got {kind}.")
     weight, bias = (model.weight.T, model.bias) if isinstance(model, nn.Linear) else (model, None)
     theta = as_tensor(weight.detach(), "θ")
-    _refuse(
-        theta.ndim != 2 or theta.shape[0] != theta.shape[1],
-        f"θ has shape {tuple(theta.shape)}; linear methods need a square one. Reduce the inputs "
-        "first, or pad the layer.",
-    )
-    _refuse(
-        not theta.is_floating_point() or not bool(torch.isfinite(theta).all()),
-        f"θ (dtype {theta.dtype}) must hold finite floating-point numbers.",
-    )
-    _refuse(
-        primary.input_shape != (len(theta),),
-        f"θ reads {len(theta)} features, but {primary.name} inputs have shape "
-        f"{primary.input_shape} per sample. Flatten the inputs, or pass a θ that fits.",
-    )
-    theta = theta.to("cpu", torch.float64)
-    _refuse(
-        not invertible(theta),
-        f"θ is singular (κ = {float(torch.linalg.cond(theta)):.3g}): it has already lost features. "
-        "Pass an invertible θ.",
-    )
+    if not theta.is_floating_point() or not bool(torch.isfinite(theta).all()):
+        raise InputError(f"θ (dtype {theta.dtype}) must hold finite floating-point numbers.")
+    theta = square(theta).to("cpu", torch.float64)
+    if primary.input_shape != (len(theta),):
+        raise InputError(
+            f"θ reads {len(theta)} features, but {primary.name} inputs have shape "
+            f"{primary.input_shape} per sample. Flatten the inputs, or pass a θ that fits."
+        )
+    if not invertible(theta):
+        kappa = float(torch.linalg.cond(theta))
+        raise InputError(f"θ is singular (κ = {kappa:.3g}); expected an invertible one.")
     return theta, None if bias is None else bias.detach().to("cpu", torch.float64)
 
 
-def _layer(model: nn.Linear | Tensor, theta: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Return θ and the bias as a layer with the dtype and device of the given extractor."""
-    like = model.weight if isinstance(model, nn.Linear) else model
-    layer = nn.Linear(theta.shape[0], theta.shape[1], bias is not None, like.device, like.dtype)
-    with torch.no_grad():
-        layer.weight.copy_(in_dtype(theta.T, like.dtype, "the immunized θ"))
-        if bias is not None:
-            layer.bias.copy_(in_dtype(bias, like.dtype, "the immunized bias"))
-    return layer.requires_grad_(False).eval()
-
-
-def _checked_network(
-    model: Any, primary: Task, harmful: Task, head: Any, training: Training
-) -> Cut:
+def _checked_network(model: Any, primary: Task, harmful: Task, head: Any, how: Training) -> Cut:
     """Return a copy of a network, cut at its head; refuse one that cannot be trained."""
     check_pair(primary, harmful)
-    _refuse(primary is harmful, "primary and harmful are one and the same task; expected two.")
+    if primary is harmful:
+        raise InputError("primary and harmful are one and the same task; expected two.")
     if not isinstance(model, nn.Module):
         raise InputError(f"training takes a network (nn.Module), got {type(model).__name__}.")
-    _refuse(
-        any("_orig_mod" in name.split(".") for name, _ in model.named_modules()),
-        "the model, or a part of it, is under torch.compile. Pass the plain one (._orig_mod); "
-        "--compile, or Hardware(compile=True), compiles it for training.",
-    )
-    for name, parameter in model.named_parameters():
-        _refuse(
-            parameter.is_meta or isinstance(parameter, nn.parameter.UninitializedParameter),
-            f"the model's {name} has no values yet. Load its weights, or run a lazy model once.",
-        )
-        _refuse(
-            parameter.dtype == torch.float16,
-            f"the model's {name} is in float16, where small steps are lost. Call .float() on the "
-            "model; precision '16-mixed' trains it in half precision.",
-        )
-        _refuse(
-            not bool(torch.isfinite(parameter).all()),
-            f"the model's {name} holds NaN or infinities; load other weights.",
-        )
+    for fault in _faults_of_weights(model):
+        raise InputError(fault)
     try:
         plain = copy.deepcopy(model).eval()
     except (RuntimeError, TypeError) as error:
@@ -323,46 +281,63 @@ def _checked_network(
             f"the model cannot be copied: {str(error).splitlines()[0][:200]} It must not store "
             "results of a forward pass; use nn.utils.parametrizations for weight_norm."
         ) from error
-    example, outputs = primary.train.first(2), primary.outputs
-    whole = cut(plain, example, outputs, head)
-    answers = logits_of(run_model(plain, example))
+    whole = cut(plain, primary.train.first(2), primary.outputs, head)
+    for fault in _faults_of_answers(whole, primary, how.layers):
+        raise InputError(fault)
+    return whole
+
+
+def _faults_of_weights(model: nn.Module) -> Iterator[str]:
+    if any("_orig_mod" in name.split(".") for name, _ in model.named_modules()):
+        yield (
+            "the model, or a part of it, is under torch.compile. Pass the plain one (._orig_mod); "
+            "--compile, or Hardware(compile=True), compiles it for training."
+        )
+    for name, p in model.named_parameters():
+        if p.is_meta or isinstance(p, nn.parameter.UninitializedParameter):
+            yield f"the model's {name} has no values: load its weights, or run a lazy model once."
+        if p.dtype == torch.float16:
+            yield (
+                f"the model's {name} is in float16, where small steps are lost. Call .float() on "
+                "the model; precision '16-mixed' trains it in half precision."
+            )
+        if not bool(torch.isfinite(p).all()):
+            yield f"the model's {name} holds NaN or infinities; load other weights."
+
+
+def _faults_of_answers(whole: Cut, primary: Task, layers: Sequence[str]) -> Iterator[str]:
+    plain, outputs, example = whole.model, primary.outputs, primary.train.first(2)
+    answers, classes = logits_of(run_model(plain, example)), primary.kind == "classification"
     if whole.head is None:
-        last, classes = answers.shape[-1], primary.kind == "classification"
+        last = answers.shape[-1]
         linear = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear)]
         other = cut(plain, example, last).head if classes else None
         hint = f" It ends in {other!r} with {last}: if the labels of {primary.name} are some of "
         hint = f"{hint}those, say Task(..., classes={last})." if other is not None else ""
-        raise InputError(
+        yield (
             f"no linear head with {outputs} outputs ends the model, so its primary loss cannot be "
             f"kept.{hint} Name it with head= (linear layers: {', '.join(linear) or 'none'}), or "
             f"pass one: head=nn.Linear(features, {outputs})."
         )
-    _refuse(
-        answers.ndim != 2,
-        f"the model answers with shape {tuple(answers.shape)}; expected one row of {outputs} "
-        "outputs for each sample.",
-    )
-    _refuse(
-        whole.bypasses_head,
-        f"the model's answers do not come from its head {whole.head!r} (the first answer counts). "
-        "Wrap the model in a module that returns what that head gives.",
-    )
-    names = set(whole.parameters_named(training.layers))
-    reached = parameters_below(whole, example) & {
-        id(parameter) for name, parameter in plain.named_parameters() if name in names
-    }
+    if answers.ndim != 2:
+        came = tuple(answers.shape)
+        yield f"the model answers with shape {came}; expected one row of {outputs} outputs each."
+    if whole.bypasses_head:
+        yield (
+            f"the model's answers do not come from its head {whole.head!r} (the first answer "
+            "counts). Wrap the model in a module that returns what that head gives."
+        )
+    names = set(whole.parameters_named(layers))
+    reached = parameters_below(whole, example) & {id(plain.get_parameter(name)) for name in names}
     owners = {name.rpartition(".")[0] for name in names}  # tried too, as autograd misses some
-    _refuse(
-        not reached and not any(feeds(plain, n, lambda: whole.features(example)) for n in owners),
-        f"the features do not come through {', '.join(training.layers)}: training it would change "
-        "nothing. Name layers below the head.",
-    )
-    sums, positive = answers.double().sum(1), bool((answers >= 0).all())
-    _refuse(
-        primary.kind == "classification"
-        and positive
-        and torch.allclose(sums, torch.ones_like(sums), atol=1e-3),
-        "the model answers with probabilities (each row is positive and sums to 1), but the loss "
-        "needs logits. Pass the model without its softmax.",
-    )
-    return whole
+    if not reached and not any(feeds(plain, n, lambda: whole.features(example)) for n in owners):
+        yield (
+            f"the features do not come through {', '.join(layers)}: training it would change "
+            "nothing. Name layers below the head."
+        )
+    sums = answers.double().sum(1)
+    if classes and bool((answers >= 0).all()) and bool(((sums - 1).abs() <= 1e-3).all()):
+        yield (
+            "the model answers with probabilities (each row is positive and sums to 1), but the "
+            "loss needs logits. Pass the model without its softmax."
+        )

@@ -6,13 +6,7 @@ from torch import Tensor
 
 from immunis.methods.base import Descent, LinearProblem, Method, Solution, best_of, descent
 from immunis.models.cut import Cut
-from immunis.theory.regularizers import (
-    feature_hessian,
-    hessian_to_theta,
-    kappa,
-    kappa_gradient,
-    linear_hessian,
-)
+from immunis.theory import regularizers as reg
 from immunis.training.objective import SUPERVISED, Balanced, Objective
 
 
@@ -21,7 +15,9 @@ def solve(problem: LinearProblem, settings: Descent) -> Solution:
 
     def gradient(theta: Tensor) -> tuple[Tensor]:
         primary, harmful = (
-            hessian_to_theta(theta, m.k, kappa_gradient(linear_hessian(theta, m.k), m.rank))
+            reg.hessian_to_theta(
+                theta, m.k, reg.kappa_gradient(reg.linear_hessian(theta, m.k), m.rank)
+            )
             for m in problem.moments
         )
         return (primary - harmful,)
@@ -34,8 +30,8 @@ def objective(settings: Balanced, cut: Cut) -> Objective:
     return Objective(
         lambda view: {
             SUPERVISED: view.supervised,
-            "kappa": kappa(feature_hessian(view.primary[""], across=True))
-            - kappa(feature_hessian(view.harmful[""], across=True)),
+            "kappa": reg.kappa(reg.feature_hessian(view.primary[""], across=True))
+            - reg.kappa(reg.feature_hessian(view.harmful[""], across=True)),
         },
         {"kappa": settings.weight},
         multiples={"kappa": settings.multiple},
@@ -43,13 +39,7 @@ def objective(settings: Balanced, cut: Cut) -> Objective:
     )
 
 
+SUMMARY = "Opt κ: descend on κ_P − κ_H directly (baseline)"
 METHOD = Method(
-    "opt_kappa",
-    "Opt κ: descend on κ_P − κ_H directly (baseline)",
-    Descent,
-    solve,
-    Balanced,
-    objective,
-    order=3,
-    demo={"Opt κ": {}},
+    "opt_kappa", SUMMARY, Descent, solve, Balanced, objective, order=3, demo={"Opt κ": {}}
 )

@@ -7,6 +7,7 @@ loss sums ρ, and what other attackers read, with terms that keep the primary ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -95,47 +96,32 @@ def objective(settings: NetworkSettings, cut: Cut) -> Objective:
         lifted = fourier(z, settings.lift, WIDTH / z.shape[1])
         return rho(lifted, targets, settings.lift_ridge, settings.floor)
 
-    def other_readers(z: Tensor, targets: Tensor) -> Terms:
-        """What kernels, neighbours, and probes of rows of one length read."""
-        found = {}
+    def terms(view: View) -> Terms:
+        found = {SUPERVISED: view.supervised, "rho": mean_rho(view)}
+        if settings.lift or settings.even or settings.near:
+            z, targets = joined(view.harmful[""]), joined(view.targets)
         if settings.lift:
             found["rho_lifted"] = lifted_rho(white(z, *damping), targets)
-        if not (settings.even or settings.near):
-            return found
-        rows = even(z, settings.floor)
-        size = rows.detach().square().mean(1, keepdim=True).sqrt()  # 1, less below the floor
-        both = rows, size * even(white(rows, *damping))  # as they are, and whitened as attackers do
+        if settings.even or settings.near:
+            rows = even(z, settings.floor)
+            size = rows.detach().square().mean(1, keepdim=True).sqrt()  # 1, less below the floor
+            both = rows, size * even(white(rows, *damping))  # plain, and whitened as attackers do
         if settings.even:
-            found["rho_even"] = (
-                rho(both[0], targets, *damping) + rho(both[1], targets, *damping)
-            ) / 2
+            one, other = (rho(z, targets, *damping) for z in both)
+            found["rho_even"] = (one + other) / 2
         if settings.even and settings.lift:
             found["rho_even_lifted"] = lifted_rho(both[1], targets)
         if settings.near:  # below 0 neighbours would be made to differ, which can be read as well
             found["near"] = torch.stack([nu(z, targets) for z in both]).clamp(min=0.0).mean()
-        return found
+        return found | {name: of(view) for name, of in OTHERS.items() if getattr(settings, name)}
 
-    def terms(view: View) -> Terms:
-        found = {SUPERVISED: view.supervised, "rho": mean_rho(view)}
-        if settings.lift or settings.even or settings.near:
-            found |= other_readers(joined(view.harmful[""]), joined(view.targets))
-        if settings.collapse:
-            found["collapse"] = collapse(view)
-        if settings.distillation:
-            found["distillation"] = view.distillation
-        if settings.keep:
-            found["keep"] = keep(view)
-        if settings.hold:
-            found["hold"] = hold(view)
-        return found
-
-    attacked, lift = settings.attacker_steps > 0, settings.lift > 0
-    asked = {"rho": True, "rho_attacked": attacked, "rho_lifted": lift, "rho_even": settings.even}
-    asked["rho_even_lifted"] = settings.even and lift
+    attacked, lift, even_rows = settings.attacker_steps > 0, settings.lift > 0, settings.even
+    asked = {"rho": True, "rho_attacked": attacked, "rho_lifted": lift, "rho_even": even_rows}
+    asked["rho_even_lifted"] = even_rows and lift
     weights = {name: settings.weight for name, there in asked.items() if there}
-    for name in ("near", "collapse", "distillation", "keep", "hold"):
-        weights[name] = getattr(settings, name)
+    weights |= {name: getattr(settings, name) for name in ("near", *OTHERS)}
     attacker = Attacker(lambda view: -mean_rho(view), settings.attacker_steps, ATTACKER_RATE)
+    primary_rows = cut.width if settings.hold else 0
     return Objective(
         terms,
         weights,
@@ -144,10 +130,7 @@ def objective(settings: NetworkSettings, cut: Cut) -> Objective:
         layers=layers,
         teacher=max(settings.distillation, settings.keep, settings.hold) > 0,
         recall=settings.recall and max(settings.weight, settings.near) > 0,
-        needs={
-            "harmful": max(cut.width, settings.lift),
-            "primary": cut.width if settings.hold else 0,
-        },
+        needs={"harmful": max(cut.width, settings.lift), "primary": primary_rows},
         judge="probe",
     )
 
@@ -210,10 +193,11 @@ def total_variance(features: Tensor, still: float = 0.0) -> Tensor:
     return (1 + still) * summed_with_gradient(z.square().sum()) / count - mean.square().sum()
 
 
-METHOD = Method(
-    "probe",
-    "label-aware training of a network: nothing for a probe to read",
-    network=NetworkSettings,
-    objective=objective,
-    order=7,
-)
+OTHERS: dict[str, Callable[[View], Tensor]] = {
+    "collapse": collapse,
+    "distillation": lambda view: view.distillation,
+    "keep": keep,
+    "hold": hold,
+}
+SUMMARY = "label-aware training of a network: nothing for a probe to read"
+METHOD = Method("probe", SUMMARY, network=NetworkSettings, objective=objective, order=7)

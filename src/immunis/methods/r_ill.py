@@ -32,13 +32,7 @@ def objective(settings: Balanced, cut: Cut) -> Objective:
     )
 
 
+SUMMARY = "R_ill only: raise κ of the harmful task (baseline)"
 METHOD = Method(
-    "r_ill",
-    "R_ill only: raise κ of the harmful task (baseline)",
-    Descent,
-    solve,
-    Balanced,
-    objective,
-    order=1,
-    demo={"R_ill only": {}},
+    "r_ill", SUMMARY, Descent, solve, Balanced, objective, order=1, demo={"R_ill only": {}}
 )

@@ -71,14 +71,12 @@ def network_record(run: Run, before: Cut, after: Cut) -> Record:
     cuts = [whole.on("cuda" if cuda else "cpu") for whole in (before, after)]
     grams = [[feature_gram(whole, task, workers) for task in run.tasks] for whole in cuts]
     (p_old, h_old), (p_new, h_new) = ([quiet_spectrum(g) for g in pair] for pair in grams)
-    change = rir(
-        primary=(p_old.condition_number, p_new.condition_number),
-        harmful=(h_old.condition_number, h_new.condition_number),
-    )
+    spectra = {"primary": (p_old, p_new), "harmful": (h_old, h_new)}
+    change = rir(**{k: (a.condition_number, b.condition_number) for k, (a, b) in spectra.items()})
     return _record(
         run,
-        replace(change, spectra={"primary": (p_old, p_new), "harmful": (h_old, h_new)}),
-        [rho_of_gram(harmful) for _, harmful in grams],
+        replace(change, spectra=spectra),
+        [_rho(harmful) for _, harmful in grams],
         [_network_scores(whole, run.tasks[0], workers) for whole in cuts],
         details={**run.details, "skipped": {t.name: sorted(t.train.corrupt) for t in run.tasks}},
     )
@@ -147,25 +145,22 @@ def feature_gram(whole: Cut, task: Task, workers: int = 0) -> Gram:
     """
     stream = Stream(task, BATCH, device=whole.example.device, workers=workers)
     rows = spread(stream.rows, max(SAMPLES, PER_DIMENSION * whole.width))
-    total: Gram | None = None
-    for inputs, labels in stream.subset(rows, BATCH):
-        features = whole.features(inputs).float().cpu()
-        targets = target_matrix(labels.cpu(), task.kind, task.outputs)
-        if total is None:
-            total = gram_of(features, targets)
-        else:
-            total.add(features, targets)
-    assert total is not None
+    blocks = (
+        (whole.features(x).float().cpu(), target_matrix(y.cpu(), task.kind, task.outputs))
+        for x, y in stream.subset(rows, BATCH)
+    )
+    total = gram_of(*next(blocks))
+    for block in blocks:
+        total.add(*block)
     return total
 
 
 @torch.no_grad()
 def _network_scores(whole: Cut, task: Task, workers: int) -> Scores:
     """Scores of the model's own answers, on training data if there is no test data."""
-    split = task.test or task.train
-    stream = Stream(task, BATCH, split=split, device=whole.example.device, workers=workers)
-    parts = [
-        (whole.answers(x).float().cpu(), y.cpu()) for x, y in stream.subset(stream.rows, BATCH)
-    ]
+    split, device = task.test or task.train, whole.example.device
+    stream = Stream(task, BATCH, split=split, device=device, workers=workers)
+    rows = stream.subset(stream.rows, BATCH)
+    parts = [(whole.answers(x).float().cpu(), y.cpu()) for x, y in rows]
     predictions, labels = (torch.cat(column) for column in zip(*parts, strict=True))
     return _scores(predictions, labels, task)

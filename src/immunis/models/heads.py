@@ -18,18 +18,20 @@ def invertible(matrix: Tensor) -> bool:
     return float(sigma[-1]) > float(sigma[0]) * relative_cutoff(len(matrix))
 
 
-def _linear(weights: Tensor, bias: Tensor) -> nn.Linear:
-    head = nn.Linear(weights.shape[0], weights.shape[1], dtype=torch.float64)
+def linear_layer(weights: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return ``x ↦ xᵀW + b`` as a frozen layer in float64."""
+    layer = nn.Linear(len(weights), weights.shape[1], bias is not None, dtype=torch.float64)
     with torch.no_grad():
-        head.weight.copy_(weights.T)
-        head.bias.copy_(bias)
-    return head.requires_grad_(False).eval()
+        layer.weight.copy_(weights.T)
+        if bias is not None:
+            layer.bias.copy_(bias)
+    return layer.requires_grad_(False).eval()
 
 
 def least_squares_head(features: Gram) -> nn.Linear:
     """Return the primary head that minimises squared error on the original features."""
     weights = _least_squares(features, features.cross_scatter)
-    return _linear(weights, features.target_mean - features.mean @ weights)
+    return linear_layer(weights, features.target_mean - features.mean @ weights)
 
 
 def checked_head(head: nn.Linear, theta: Tensor, primary: Task) -> nn.Linear:
@@ -44,7 +46,7 @@ def checked_head(head: nn.Linear, theta: Tensor, primary: Task) -> nn.Linear:
     bias = weights.new_zeros(wanted[0]) if head.bias is None else head.bias.detach()
     if not bool(torch.isfinite(weights).all() and torch.isfinite(bias).all()):
         raise InputError("head holds NaN or infinite weights.")
-    return _linear(weights, bias.to("cpu", torch.float64))
+    return linear_layer(weights, bias.to("cpu", torch.float64))
 
 
 def _least_squares(features: Gram, cross: Tensor) -> Tensor:
@@ -59,8 +61,8 @@ def compensated_head(head: nn.Linear, change: Tensor, features: Gram) -> tuple[n
     """
     weights, bias = head.weight.T, head.bias
     if invertible(change):
-        return _linear(torch.linalg.solve(change, weights), bias), True
+        return linear_layer(torch.linalg.solve(change, weights), bias), True
     new = features.transform(change)
     fitted = _least_squares(new, change.T @ features.scatter @ weights)
     shift = features.mean @ weights - new.mean @ fitted
-    return _linear(fitted, bias + shift), False
+    return linear_layer(fitted, bias + shift), False
