@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -74,9 +75,10 @@ def show(record, pictures):
         draw(record)
 
 
-def forge(case, value, folder, pictures):
+def forge(case, value, folder, pictures=False, stride=1):
+    """Show a record with one place after another forged; return how many were refused."""
     refused = 0
-    for path, values in forged(case, value):
+    for path, values in itertools.islice(forged(case, value), 0, None, stride):
         try:
             show(load(values, folder), pictures)
         except InputError:
@@ -87,16 +89,19 @@ def forge(case, value, folder, pictures):
 
 
 def test_an_audit_that_lost_a_part_is_refused_in_words_or_shown(tmp_path):
-    assert forge("audit", "missing", tmp_path, pictures=False) > 20
+    assert forge("audit", "missing", tmp_path) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [None, "text", {}, [], -1, 10**400], ids=range(6))
+def test_a_forged_audit_is_refused_in_words_or_shown(value, tmp_path):
+    assert forge("audit", value, tmp_path) > 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    "value", ["missing", None, "text", {}, [], -1, 10**400], ids=lambda v: f"{v!r:.9}"
-)
-def test_a_forged_record_is_refused_in_words_or_drawn(case, value, tmp_path):
-    assert forge(case, value, tmp_path, pictures=True) > 5
+def test_a_record_that_lost_a_part_is_refused_in_words_or_drawn(case, tmp_path):
+    assert forge(case, "missing", tmp_path, pictures=True, stride=7) > 3
 
 
 def test_the_message_names_the_path_and_what_was_expected(tmp_path):

@@ -131,5 +131,34 @@ def _loose_ends(kind: str, figures: Any, settings: Any) -> Iterator[str]:
         for name, row in figures["methods"].items():
             if len(steps) != 3 or steps - row["harmful_accuracy"]["gradient_descent"].keys():
                 yield f"figures.methods.{name} and settings.steps do not name the same steps."
-            if len({len(row["norm_ratio"][key]) for key in ("steps", "primary", "harmful")}) > 1:
+            if _uneven(row["norm_ratio"], "steps", "primary", "harmful"):
                 yield f"figures.methods.{name}.norm_ratio holds lists of different lengths."
+    if kind == "reproduce" and "norm_ratio" in figures:
+        yield from _in_rows(figures["rows"], "figures")
+        for name, row in figures["norm_ratio"]["curves"].items():
+            curve = {**row, "steps": figures["norm_ratio"]["steps"]}
+            if _uneven(curve, "steps", "primary", "harmful"):
+                yield f"figures.norm_ratio.curves.{name} and its steps differ in length."
+        for name, row in figures["path"].items():
+            if _uneven(row, "epochs", "released", "honest"):
+                yield f"figures.path.{name} holds lists of different lengths."
+    elif kind == "reproduce":
+        for protocol, found in figures["protocols"].items():
+            yield from _in_rows(found["rows"], f"figures.protocols.{protocol}")
+            counted = {row["name"] for row in found["rows"] if "successes" in row}
+            for name, maps in found["maps"].items():
+                if {len(line) for cells in maps.values() for line in (cells, *cells)} != {10}:
+                    yield f"figures.protocols.{protocol}.maps.{name} is not ten by ten."
+                if name not in counted:
+                    yield f"figures.protocols.{protocol}.rows lack the successes of {name}."
+
+
+def _in_rows(rows: list[dict[str, Any]], path: str) -> Iterator[str]:
+    """Yield the rows of a reproduction that hold one condition number without the other."""
+    for i, row in enumerate(rows):
+        if ("released" in row) != ("honest" in row):
+            yield f"{path}.rows.{i} holds one of released and honest; expected both or none."
+
+
+def _uneven(row: dict[str, Any], *keys: str) -> bool:
+    return len({len(row[key]) for key in keys}) > 1

@@ -187,17 +187,19 @@ DemoMethod = TypedDict(
 DemoFigures = TypedDict("DemoFigures", {"ceiling": float, "methods": dict[str, DemoMethod]})
 DemoSettings = TypedDict("DemoSettings", {"steps": list[int]})
 
-Mean = TypedDict("Mean", {"mean": float, "std": float, "median": NotRequired[float]})
+Mean = TypedDict("Mean", {"mean": float, "std": float})
 Ratios = TypedDict("Ratios", {"primary": Mean, "harmful": Mean, "rir": Mean})
-Row = TypedDict(  # a method of the paper; released and honest where it found a θ
+MedianPoint = TypedDict("MedianPoint", {"steps": int, "median": float})
+Medians = TypedDict("Medians", {"score": dict[str, Any], "curve": list[MedianPoint]})
+Row = TypedDict(  # a method on House Prices; released and honest where it found a θ
     "Row",
     {
         "method": str,
         "label": str,
-        "epochs": int | None,
+        "epochs": int,
         "released": NotRequired[Ratios],
         "honest": NotRequired[Ratios],
-        "attacks": dict[str, dict[str, Any]],
+        "attacks": dict[str, Medians],
     },
 )
 Inputs = TypedDict("Inputs", {"honest": float, "rank": int})
@@ -216,17 +218,45 @@ HousePricesFigures = TypedDict(
     {
         "pair": InputPair,
         "rows": list[Row],
-        "identity": dict[str, dict[str, Any]],
+        "identity": dict[str, Medians],
         "norm_ratio": Curves,
         "path": dict[str, Path],
     },
 )
+Median = TypedDict("Median", {"mean": float, "std": float, "median": float})
+PairRatios = TypedDict("PairRatios", {"primary": Median, "harmful": Median, "rir": Median})
+MeanPoint = TypedDict("MeanPoint", {"steps": int, "mean": float})
+Means = TypedDict("Means", {"score": dict[str, float], "curve": list[MeanPoint]})
+Count = TypedDict("Count", {"pairs": int, "large": int})
+Successes = TypedDict("Successes", {"released": Count, "honest": Count})
+PairRow = TypedDict(  # a method on MNIST, over the digit pairs
+    "PairRow",
+    {
+        "name": str,
+        "method": str,
+        "label": str,
+        "step": float | None,
+        "epochs": int | None,
+        "released": NotRequired[PairRatios],
+        "honest": NotRequired[PairRatios],
+        "successes": NotRequired[Successes],
+        "attacks": dict[str, Means],
+    },
+)
 Maps = TypedDict("Maps", {"released": list[list[float | None]], "honest": list[list[float | None]]})
 Protocol = TypedDict(
-    "Protocol", {"rows": list[Row], "maps": dict[str, Maps], "pairs": dict[str, dict[str, Any]]}
+    "Protocol",
+    {
+        "rows": list[PairRow],
+        "maps": dict[str, Maps],
+        "pairs": dict[str, dict[str, Any]],
+        "identity": dict[str, Means],
+    },
 )
 Protocols = TypedDict("Protocols", {"paper": Protocol, "binary": Protocol})
 MnistFigures = TypedDict("MnistFigures", {"protocols": Protocols})
+HousePricesSettings = TypedDict("HousePricesSettings", {"budget": int, "epochs": list[int]})
+MnistSettings = TypedDict("MnistSettings", {"budget": int})
 
 Free = dict[str, Any]
 SHAPES: dict[str, tuple[Any, Any, Any]] = {  # figures, settings and data by kind (and name)
@@ -234,6 +264,6 @@ SHAPES: dict[str, tuple[Any, Any, Any]] = {  # figures, settings and data by kin
     "immunize": (ImmunizeFigures, ImmunizeSettings, DataPair),
     "audit": (AuditFigures, AuditSettings, AuditData),
     "demo": (DemoFigures, DemoSettings, DataPair),
-    "reproduce house-prices": (HousePricesFigures, Free, Free),
-    "reproduce mnist": (MnistFigures, Free, Free),
+    "reproduce house-prices": (HousePricesFigures, HousePricesSettings, Free),
+    "reproduce mnist": (MnistFigures, MnistSettings, Free),
 }
