@@ -22,10 +22,7 @@ EPS64 = torch.finfo(torch.float64).eps
 
 
 def hash_rows(rows: Tensor) -> Iterator[int]:
-    """Yield a 128-bit hash of each row's float64 values.
-
-    Equal numbers have equal hashes in every dtype, and so have -0.0 and 0.0.
-    """
+    """Yield a 128-bit hash of each row's float64 values; -0.0 hashes as 0.0."""
     flat = rows.detach().cpu().flatten(1)
 
     def hashes(part: Tensor) -> list[int]:
@@ -40,24 +37,7 @@ def hash_rows(rows: Tensor) -> Iterator[int]:
 
 def as_tensor(values: Any, where: str) -> Tensor:
     """Return real numbers as a dense tensor of a common dtype; raise InputError for others."""
-    if isinstance(values, Tensor):
-        tensor = values
-    else:
-        if np.ma.is_masked(values):
-            raise InputError(
-                f"{where}: {int(np.ma.count_masked(values))} masked value(s) came; drop those rows "
-                "or fill them first (masked_array.filled)."
-            )
-        try:
-            array = np.asarray(values)
-        except ValueError as error:
-            raise InputError(f"{where}: rows of unequal length came ({error}).") from error
-        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise InputError(
-                f"{where}: dtype {array.dtype} came; plain numbers are needed. Encode categories "
-                "as integers first (for example with sklearn's LabelEncoder)."
-            )
-        tensor = torch.as_tensor(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    tensor = values if isinstance(values, Tensor) else _from_array(values, where)
     if tensor.is_meta or tensor.is_nested:
         raise InputError(f"{where}: a tensor without data, or of ragged rows, came.")
     if tensor.layout is not torch.strided:
@@ -67,47 +47,59 @@ def as_tensor(values: Any, where: str) -> Tensor:
             raise InputError(f"{where}: integers of 2**63 and more came; rescale them.")
         tensor = tensor.to(torch.int64)
     if tensor.dtype not in _REAL:
-        raise InputError(
-            f"{where}: dtype {tensor.dtype} came; expected real numbers in a common dtype. Convert "
-            "them, for example with .float()."
-        )
+        needed = "real numbers in a common dtype are needed; convert them, as with .float()"
+        raise InputError(f"{where}: dtype {tensor.dtype} came; {needed}.")
     return tensor
+
+
+def _from_array(values: Any, where: str) -> Tensor:
+    if np.ma.is_masked(values):
+        count = np.ma.count_masked(values)
+        raise InputError(f"{where}: {count} masked value(s) came; drop those rows or fill them.")
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise InputError(f"{where}: rows of unequal length came ({error}).") from error
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        needed = "plain numbers are needed; encode categories first, as with sklearn's LabelEncoder"
+        raise InputError(f"{where}: dtype {array.dtype} came; {needed}.")
+    return torch.as_tensor(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
 
 
 def check_batch(inputs: Tensor, labels: Tensor, where: str) -> None:
     """Raise InputError for wrong shapes, NaN or infinite values, or negative classes."""
+    if problem := _problem_of_inputs(inputs) or _problem_of_labels(labels):
+        raise InputError(f"{where}: {problem}")
+
+
+def _problem_of_inputs(inputs: Tensor) -> str | None:
+    shape = tuple(inputs.shape)
     if inputs.ndim < 2:
-        raise InputError(
-            f"{where}: inputs have shape {tuple(inputs.shape)}; expected (samples, features). "
-            "For a single feature pass inputs[:, None]."
-        )
-    if inputs[:1].numel() == 0 and len(inputs):
-        raise InputError(f"{where}: inputs have shape {tuple(inputs.shape)}: no features.")
+        wanted = "expected (samples, features). For a single feature pass inputs[:, None]."
+        return f"inputs have shape {shape}; {wanted}"
+    if len(inputs) and 0 in shape:
+        return f"inputs have shape {shape}: no features."
     ends = torch.aminmax(inputs) if inputs.is_floating_point() and inputs.numel() else ()
-    if not all(math.isfinite(end) for end in ends):  # one pass, no copy
-        bad = int((~torch.isfinite(inputs)).sum())
-        raise InputError(
-            f"{where}: {bad} NaN or infinite input value(s); drop those rows or fill them."
-        )
+    if all(math.isfinite(end) for end in ends):  # one pass, no copy
+        return None
+    bad = int((~torch.isfinite(inputs)).sum())
+    return f"{bad} NaN or infinite input value(s); drop those rows or fill them."
+
+
+def _problem_of_labels(labels: Tensor) -> str | None:
     shape = tuple(labels.shape)
     if labels.is_floating_point():
         if labels.ndim not in (1, 2):
-            raise InputError(
-                f"{where}: regression labels have shape {shape}; expected (samples,) or "
-                "(samples, targets)."
-            )
-        if not bool(torch.isfinite(labels).all()):
-            raise InputError(f"{where}: NaN or infinite label(s); drop those rows first.")
-    elif labels.ndim != 1:
-        raise InputError(
-            f"{where}: class labels have shape {shape}; expected (samples,) of integers. For "
-            "one-hot labels pass labels.argmax(1)."
-        )
-    elif len(labels) and labels.dtype != torch.bool and int(labels.min()) < 0:
-        raise InputError(
-            f"{where}: class label {int(labels.min())} is negative; class indices start at 0. "
-            "Drop ignored samples and renumber."
-        )
+            wanted = "expected (samples,) or (samples, targets)"
+            return f"regression labels have shape {shape}; {wanted}."
+        finite = bool(torch.isfinite(labels).all())
+        return None if finite else "NaN or infinite label(s); drop those rows first."
+    if labels.ndim != 1:
+        wanted = "expected (samples,) of integers. For one-hot labels pass labels.argmax(1)."
+        return f"class labels have shape {shape}; {wanted}"
+    if len(labels) and labels.dtype != torch.bool and (least := int(labels.min())) < 0:
+        return f"class label {least} is negative; drop ignored samples and number classes from 0."
+    return None
 
 
 def epsilon_of(dtype: torch.dtype) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +56,9 @@ class Guarded(Dataset):
             return Corrupt.of(f"sample {index}", error)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Read several samples at once if the data set can, else one by one."""
-        at_once = getattr(self.data, "__getitems__", None)
-        if at_once is not None:
-            try:
-                return at_once(indices)
-            except FAULTS:
-                pass
+        with suppress(*FAULTS):
+            if hasattr(self.data, "__getitems__"):
+                return self.data.__getitems__(indices)
         return [self[index] for index in indices]
 
 
@@ -92,7 +89,5 @@ def warn_of_corrupt(last: Corrupt, count: int, total: int, where: str) -> None:
             f"({last.reason}); at most {MOST_CORRUPT:.0%}, or one, are skipped. Check the files, "
             "or download them again."
         )
-    warnings.warn(
-        f"{where}: skipped {last.name} ({last.reason}); {count} of {total} samples so far.",
-        stacklevel=4,
-    )
+    told = f"skipped {last.name} ({last.reason}); {count} of {total} samples so far."
+    warnings.warn(f"{where}: {told}", stacklevel=4)

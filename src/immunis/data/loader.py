@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,18 +25,17 @@ Rows = Tensor
 SAMPLES, PER_DIMENSION = 16384, 8  # rows of a Gram: at most SAMPLES, or so many per dimension
 
 
-def held_out(count: int, share: float, setting: str = "held_out") -> tuple[Rows, Rows]:
-    """Return the rows to train on and the rows to hold out, the same in every run.
+@lru_cache(8)  # two streams, which read the end of one pass and the beginning of the next
+def _permutation(count: int, seed: int) -> Rows:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
-    ``setting`` is the name of the share in errors.
-    """
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
-    size = round(count * share)
+
+def held_out(count: int, share: float, setting: str = "held_out") -> tuple[Rows, Rows]:
+    """Return the rows to train on and the rows to hold out, the same in every run."""
+    order, size = _permutation(count, count), round(count * share)
     if not 2 <= size <= count - 2:
-        raise SettingsError(
-            f"{setting}={share}: {size} of {count} rows would be held out; at least 2 are needed "
-            "to hold out and 2 to train on."
-        )
+        needed = "at least 2 are needed to hold out and 2 to train on"
+        raise SettingsError(f"{setting}={share} holds out {size} of {count} rows; {needed}.")
     return order[size:].sort().values, order[:size].sort().values
 
 
@@ -45,10 +45,9 @@ def spread(rows: Rows, size: int) -> Rows:
 
 
 class Stream:
-    """Endless batches of some rows of a task's training data.
+    """Endless batches of some rows of a task's training data, or of another ``split`` of it.
 
     Args:
-        task: the task whose training data is read, unless ``split`` names other data of it.
         batch: rows per step of all processes, rounded down to a multiple of their number.
         rows: the rows to draw from; all by default.
         workers: processes that read ahead, for data that is not in memory.
@@ -68,7 +67,7 @@ class Stream:
     ) -> None:
         self.task, self.split, self.seed = task, split or task.train, seed
         self.workers, self.device = workers, torch.device(device)
-        self._memory = self.split.tensors() if self.split.in_memory else None
+        self._encode = task.positions if task.kind == "classification" else task.targets
         self._dataset, self._options = self.split.dataset()
         self._finish: Callable[[Tensor], Tensor] = lambda inputs: inputs
         self._unpack: Callable[[Any], Any] | None = None
@@ -81,31 +80,23 @@ class Stream:
         self.batch = min(batch, len(self.rows)) // world() * world()
         if not self.batch:
             raise SettingsError(f"batch={batch}: {world()} processes need a row each.")
-        self._orders: dict[int, Rows] = {}
-        if self._memory is not None and _fits(self._memory[0], self.device):
-            self._memory = self._memory[0].to(self.device), self._memory[1].to(self.device)
-
-    @property
-    def epoch(self) -> int:
-        """Steps in one pass over the rows."""
-        return math.ceil(len(self.rows) / self.batch)
+        self.epoch = math.ceil(len(self.rows) / self.batch)  # steps in one pass over the rows
+        self._memory: Batch | None = None
+        if self.split.in_memory:
+            inputs, labels = self._memory = self.split.tensors()
+            on_gpu = self.device.type == "cuda"
+            if not on_gpu or inputs.nbytes < torch.cuda.mem_get_info(self.device)[0] / 4:
+                self._memory = inputs.to(self.device), labels.to(self.device)
 
     def rows_at(self, step: int) -> Rows:
         """Return the rows of a step's batch, of all processes together."""
         count, found, position = len(self.rows), [], step * self.batch
         while (missing := (step + 1) * self.batch - position) > 0:
             turn, start = divmod(position, count)
-            found.append(self._order(turn)[start : start + missing])
+            order = _permutation(count, 1_000_003 * self.seed + turn)
+            found.append(order[start : start + missing])
             position += len(found[-1])
         return self.rows[torch.cat(found)]
-
-    def _order(self, turn: int) -> Rows:
-        """Return the permutation of a pass; the previous one stays at hand."""
-        if turn not in self._orders:
-            generator = torch.Generator().manual_seed(1_000_003 * self.seed + turn)
-            kept = {turn - 1: self._orders[turn - 1]} if turn - 1 in self._orders else {}
-            self._orders = {**kept, turn: torch.randperm(len(self.rows), generator=generator)}
-        return self._orders[turn]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield this process's share of the batches of steps ``start`` to ``stop − 1``."""
@@ -120,24 +111,22 @@ class Stream:
             yield from self._loaded([rows.tolist() for rows in parts])
             return
         for rows in parts:
-            inputs, labels = (part[rows.to(part.device)] for part in self._memory)
-            yield inputs.to(self.device), self._positions(labels.to(self.device))
+            inputs, labels = (part[rows.to(part.device)].to(self.device) for part in self._memory)
+            yield inputs, self._encode(labels)
 
     def _loaded(self, batches: list[list[int]]) -> Iterator[Batch]:
         if not batches:
             return
-        options = {**self._options}
-        options["num_workers"] = self.workers or options.get("num_workers", 0)
+        workers = self.workers or self._options.get("num_workers", 0)
         loader = DataLoader(
             self._dataset,
             batch_sampler=batches,
             pin_memory=self.device.type == "cuda",
-            prefetch_factor=4 if options["num_workers"] else None,
-            **options,
+            prefetch_factor=4 if workers else None,
+            **{**self._options, "num_workers": workers},
         )
         last = None
-        arriving = loader if self._unpack is None else ahead(self._unpack, loader)
-        for found in self.split.checked(arriving):
+        for found in self.split.checked(ahead(self._unpack, loader) if self._unpack else loader):
             # a batch of corrupt samples repeats the last one: tasks and processes stay in step
             last = found or last
             if last is None:
@@ -145,12 +134,7 @@ class Stream:
             inputs = last[0].to(self.device, non_blocking=True)
             if self._unpack is not None and inputs.is_cuda:  # decoded on another CUDA stream
                 inputs.record_stream(torch.cuda.current_stream(self.device))
-            yield self._finish(inputs), self._positions(last[1].to(self.device))
-
-    def _positions(self, labels: Tensor) -> Tensor:
-        if self.task.kind == "classification":
-            return self.task.positions(labels)
-        return self.task.targets(labels)
+            yield self._finish(inputs), self._encode(last[1].to(self.device))
 
 
 def ahead(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
@@ -166,8 +150,3 @@ def ahead(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]
         while (found := pending.result()) is not end:
             pending = pool.submit(following)
             yield found
-
-
-def _fits(inputs: Tensor, device: torch.device) -> bool:
-    """Return True on a CPU, or if data takes less than a quarter of a GPU's free memory."""
-    return device.type != "cuda" or inputs.nbytes < torch.cuda.mem_get_info(device)[0] / 4

@@ -1,12 +1,9 @@
-"""One part of a task: tensors, arrays, a ``Dataset`` or a ``DataLoader`` as checked batches.
-
-Inputs of any real dtype are accepted. Integers and half-precision floats are widened without
-loss where they are used.
-"""
+"""One part of a task: tensors, arrays, a ``Dataset`` or a ``DataLoader`` as checked batches."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -26,7 +23,7 @@ from torch.utils.data import (
 
 from immunis.core.errors import InputError
 from immunis.data.checks import as_tensor, check_batch, hash_rows
-from immunis.data.corrupt import Corrupt, Guarded, collate, guarded, warn_of_corrupt
+from immunis.data.corrupt import Corrupt, collate, guarded, warn_of_corrupt
 
 Batch = tuple[Tensor, Tensor]
 
@@ -34,8 +31,10 @@ Batch = tuple[Tensor, Tensor]
 class Split:
     """One part of a task (its training or test data), streamed in batches.
 
-    ``source`` is a pair ``(inputs, labels)`` of tensors or arrays, a ``Dataset`` of such
-    pairs, or a ``DataLoader`` of batches of them. ``where`` names the split in error messages.
+    Args:
+        source: a pair ``(inputs, labels)`` of tensors or arrays of any real dtype, a ``Dataset`` of
+            such pairs, or a ``DataLoader`` of batches of them.
+        where: the name of the split in error messages.
     """
 
     def __init__(self, source: Any, where: str) -> None:
@@ -43,30 +42,30 @@ class Split:
         self.corrupt: set[str] = set()
         self._fingerprint: str | None = None
         self._memory: Batch | None = None
-        self._loader: DataLoader | Dataset | None = None
+        self._loader: Any = None
+        self.source: Any = None  # the user's Dataset; None for tensors and arrays
         if isinstance(source, TensorDataset) and len(source.tensors) == 2:
             source = source.tensors
-        if type(source) is DataLoader and source.collate_fn is default_collate:
-            source = copy.copy(source)
-            source.collate_fn = collate  # makes the same batches, and marks corrupt samples
-            object.__setattr__(source, "dataset", guarded(source.dataset))  # loaders forbid setattr
         if isinstance(source, DataLoader | Dataset):
+            self.source = source.dataset if isinstance(source, DataLoader) else source
+            if type(source) is DataLoader and source.collate_fn is default_collate:
+                source = copy.copy(source)
+                source.collate_fn = collate  # makes the same batches, and marks corrupt samples
+                object.__setattr__(source, "dataset", guarded(self.source))  # setattr is forbidden
             self._loader = source
         elif isinstance(source, tuple | list) and len(source) == 2:
             self._memory = inputs, labels = self._as_tensors(source)
-            if not inputs.ndim or not labels.ndim or len(inputs) != len(labels):
-                raise InputError(
-                    f"{where}: inputs of shape {tuple(inputs.shape)} and labels of shape "
-                    f"{tuple(labels.shape)}; they must pair up one to one."
-                )
-            for batch in self._slices(1 << 16):
+            shapes = tuple(inputs.shape), tuple(labels.shape)
+            if () in shapes or len(inputs) != len(labels):
+                came = f"inputs of shape {shapes[0]} and labels of shape {shapes[1]}"
+                raise InputError(f"{where}: {came}; they must pair up one to one.")
+            for batch in self.batches(1 << 16):
                 check_batch(*batch, where)
             self._check_count(len(inputs))
         else:
-            raise InputError(
-                f"{where}: expected (inputs, labels), a Dataset or a DataLoader, "
-                f"got {type(source).__name__}."
-            )
+            wanted = "expected (inputs, labels), a Dataset or a DataLoader"
+            raise InputError(f"{where}: {wanted}, got {type(source).__name__}.")
+        self.in_memory = self._memory is not None
 
     def _as_tensors(self, pair: Any) -> Batch:
         inputs = as_tensor(pair[0], f"{self.where} inputs").detach()
@@ -74,27 +73,19 @@ class Split:
 
     def _check_count(self, count: int) -> None:
         if count < 2:
-            raise InputError(
-                f"{self.where}: {count} sample(s) came; at least 2 are needed. "
-                "Check the filter that selected this split."
-            )
-
-    def _slices(self, size: int) -> Iterator[Batch]:
-        assert self._memory is not None
-        inputs, labels = self._memory
-        for start in range(0, max(len(inputs), 1), size):
-            yield inputs[start : start + size], labels[start : start + size]
+            needed = "at least 2 are needed. Check the filter that selected this split"
+            raise InputError(f"{self.where}: {count} sample(s) came; {needed}.")
 
     def batches(self, size: int = 4096) -> Iterator[Batch]:
         """Yield ``(inputs, labels)`` batches; a ``DataLoader`` keeps its own batch size."""
         if self._memory is not None:
-            yield from self._slices(size)
+            inputs, labels = self._memory
+            for start in range(0, max(len(inputs), 1), size):
+                yield inputs[start : start + size], labels[start : start + size]
             return
-        loader = self._loader
+        loader, seen = self._loader, 0
         if isinstance(loader, Dataset):
             loader = DataLoader(guarded(loader), batch_size=size, collate_fn=collate)
-        assert loader is not None
-        seen = 0
         for batch in self.checked(loader):
             if batch is not None:
                 seen += len(batch[0])
@@ -111,7 +102,7 @@ class Split:
             names = ("collate_fn", "num_workers", "worker_init_fn")
             options = {name: getattr(source, name) for name in names}
             source = self._sampled(source)
-        if source is None or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
             raise InputError(
                 f"{self.where}: training draws samples in an order of its own, so it needs a "
                 "Dataset with __len__ and __getitem__, not one that only iterates."
@@ -134,10 +125,7 @@ class Split:
         )
 
     def checked(self, batches: Iterable[Any]) -> Iterator[Batch | None]:
-        """Check each batch of a loader, and count corrupt samples.
-
-        None stands for a batch in which every sample is corrupt.
-        """
+        """Yield each batch of a loader, checked, or None if all of its samples are corrupt."""
         for batch in batches:
             if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], list):
                 batch, bad = batch
@@ -146,10 +134,8 @@ class Split:
                     yield None
                     continue
             if not (isinstance(batch, tuple | list) and len(batch) == 2):
-                raise InputError(
-                    f"{self.where}: each item must be a pair (inputs, labels), "
-                    f"got {type(batch).__name__}. Wrap the dataset so that it yields pairs."
-                )
+                wanted = "each item must be a pair (inputs, labels); wrap the dataset"
+                raise InputError(f"{self.where}: {wanted}. Got {type(batch).__name__}.")
             inputs, labels = self._as_tensors(batch)
             check_batch(inputs, labels, self.where)
             yield inputs, labels
@@ -159,36 +145,19 @@ class Split:
             return
         self.corrupt |= {item.name for item in bad}
         drawn = self._loader.sampler if isinstance(self._loader, DataLoader) else self._loader
-        total = len(drawn)  # type: ignore[arg-type]
-        warn_of_corrupt(bad[-1], len(self.corrupt), total, self.where)
+        warn_of_corrupt(bad[-1], len(self.corrupt), len(drawn), self.where)
 
     def first(self, count: int) -> Tensor:
         """Return the first ``count`` inputs that can be read."""
-        parts, seen = [], 0
-        for inputs, _ in self.batches(count):
-            parts.append(inputs)
-            seen += len(inputs)
-            if seen >= count:
-                break
-        return torch.cat(parts)[:count]
+        rows = itertools.chain.from_iterable(inputs for inputs, _ in self.batches(count))
+        return torch.stack(list(itertools.islice(rows, count)))
 
     def tensors(self) -> Batch:
         """Return the whole split in memory as ``(inputs, labels)``."""
         if self._memory is not None:
             return self._memory
-        parts = list(self.batches())
-        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-
-    @property
-    def source(self) -> Any:
-        """The user's ``Dataset``; None for tensors and arrays."""
-        found = self._loader.dataset if isinstance(self._loader, DataLoader) else self._loader
-        return found.data if isinstance(found, Guarded) else found
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the data was given as tensors or arrays."""
-        return self._memory is not None
+        inputs, labels = zip(*self.batches(), strict=True)
+        return torch.cat(inputs), torch.cat(labels)
 
     def row_hashes(self) -> Iterator[int]:
         """Yield a 128-bit hash of each input row, without its label."""
@@ -213,18 +182,14 @@ class Split:
 
         A ``Dataset`` with its own method ``fingerprint`` answers itself.
         """
-        own = getattr(self.source, "fingerprint", None)
-        if callable(own):
+        if callable(own := getattr(self.source, "fingerprint", None)):
             return own()
-        if self._fingerprint is not None:
-            return self._fingerprint
-        total, count = 0, 0
-        for inputs, labels in self.batches():
-            flat = inputs.cpu().to(torch.float64).flatten(1)
-            targets = labels.cpu().to(torch.float64).reshape(len(labels), -1)
-            for value in hash_rows(torch.cat([flat, targets], dim=1)):
-                total, count = total + value, count + 1
-        found = f"{total % (1 << 128):032x}-{count}"
-        if self._memory is not None:
-            self._fingerprint = found
-        return found
+        if self._fingerprint is None or not self.in_memory:
+            total, count = 0, 0
+            for inputs, labels in self.batches():
+                flat = inputs.cpu().to(torch.float64).flatten(1)
+                targets = labels.cpu().to(torch.float64).reshape(len(labels), -1)
+                total += sum(hash_rows(torch.cat([flat, targets], dim=1)))
+                count += len(labels)
+            self._fingerprint = f"{total % (1 << 128):032x}-{count}"
+        return self._fingerprint

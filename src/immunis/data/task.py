@@ -1,8 +1,4 @@
-"""A task: labelled data in a role.
-
-Integer labels mean classification, floating-point labels mean regression. ``Task.epsilon`` is
-the precision of the inputs: it bounds which eigenvalues can be told from zero.
-"""
+"""A task: labelled data in a role."""
 
 from __future__ import annotations
 
@@ -19,10 +15,7 @@ from immunis.data.split import Split
 
 
 def target_matrix(labels: Tensor, kind: str, outputs: int) -> Tensor:
-    """Return labels (n,) as a float64 matrix (n, outputs).
-
-    Classes ``0..outputs-1`` become one-hot rows; regression targets stay as they are.
-    """
+    """Return classes (n,) as one-hot rows (n, outputs), or regression targets, in float64."""
     if kind == "regression":
         return labels.to(torch.float64).reshape(len(labels), -1)
     return torch.nn.functional.one_hot(labels.to(torch.int64), outputs).to(torch.float64)
@@ -31,15 +24,14 @@ def target_matrix(labels: Tensor, kind: str, outputs: int) -> Tensor:
 class Task:
     """Labelled data in a role: ``primary``, ``harmful`` or ``transfer``.
 
+    Integer labels mean classification, floating-point labels mean regression. ``epsilon`` is the
+    precision of the inputs: it bounds which eigenvalues can be told from zero.
+
     Args:
         train: ``(inputs, labels)``, a ``Dataset`` or a ``DataLoader``.
         test: the same for held-out data; optional.
-        name: the name in tables, records and errors.
         classes: number of classes ``C`` (labels are ``0..C-1``), to spare a pass over the labels.
         names: the names of the classes, by label; by default the data set's ``classes``.
-
-    Raises:
-        InputError: for data that cannot be used; the message says why.
 
     >>> task = Task(train=(torch.eye(4), torch.tensor([3, 3, 7, 7])), name="toy")
     >>> task.kind, task.classes, task.outputs
@@ -58,28 +50,27 @@ class Task:
         self.name, self._names = str(name), names
         self.train = Split(train, f"{self.name} train")
         self.test = None if test is None else Split(test, f"{self.name} test")
-        first_inputs, first_labels = next(self.train.batches(2))
-        self.kind = "regression" if first_labels.is_floating_point() else "classification"
-        self.input_shape = tuple(first_inputs.shape[1:])
-        self.epsilon = epsilon_of(first_inputs.dtype)
-        if classes is not None and self.kind == "regression":
-            raise InputError(f"{self.name}: classes={classes} was given, but labels are floats.")
-        if classes is not None and (not isinstance(classes, int) or classes < 1):
-            raise InputError(f"{self.name}: classes={classes!r}; expected a number of at least 1.")
-        self._classes = None if classes is None else tuple(range(classes))
-        self._outputs = 1 if first_labels.ndim == 1 else int(first_labels.shape[1])
+        inputs, labels = next(self.train.batches(2))
+        self.kind = "regression" if labels.is_floating_point() else "classification"
+        self.input_shape = tuple(inputs.shape[1:])
+        self.epsilon = epsilon_of(inputs.dtype)
+        self._outputs = 1 if labels.ndim == 1 else int(labels.shape[1])
+        self._classes: tuple[int, ...] | None = None
+        if classes is not None:
+            if self.kind == "regression":
+                raise InputError(f"{name}: classes={classes} was given, but labels are floats.")
+            if not isinstance(classes, int) or classes < 1:
+                raise InputError(f"{name}: classes={classes!r}; expected a number of at least 1.")
+            self._classes = tuple(range(classes))
         if self.test is not None:
-            test_inputs, test_labels = next(self.test.batches(2))
-            if tuple(test_inputs.shape[1:]) != self.input_shape:
-                raise InputError(
-                    f"{self.name}: test inputs have shape {tuple(test_inputs.shape[1:])} per "
-                    f"sample, training inputs {self.input_shape}; they must agree."
-                )
-            if test_labels.is_floating_point() != (self.kind == "regression"):
-                raise InputError(
-                    f"{self.name}: training labels mean {self.kind}, but test labels are "
-                    f"{test_labels.dtype}; give both as integers or both as floats."
-                )
+            inputs, labels = next(self.test.batches(2))
+            shape, dtype = tuple(inputs.shape[1:]), labels.dtype
+            if shape != self.input_shape:
+                came = f"{shape} in test data and {self.input_shape} in training data"
+                raise InputError(f"{name}: samples have shapes {came}; they must agree.")
+            if dtype.is_floating_point != (self.kind == "regression"):
+                came = f"training labels mean {self.kind}, but test labels are {dtype}"
+                raise InputError(f"{name}: {came}; give both as integers or both as floats.")
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -92,11 +83,9 @@ class Task:
                 seen.update(labels.unique().tolist())
                 count += len(labels)
             if len(seen) > max(50, count // 2):
-                warnings.warn(
-                    f"{self.name}: {len(seen)} distinct integer labels in {count} samples; if "
-                    "they are quantities, pass them as floats for regression.",
-                    stacklevel=2,
-                )
+                found = f"{self.name}: {len(seen)} distinct integer labels in {count} samples"
+                hint = "if they are quantities, pass them as floats for regression"
+                warnings.warn(f"{found}; {hint}.", stacklevel=2)
             self._classes = tuple(sorted(seen))
         return self._classes
 
@@ -125,10 +114,9 @@ class Task:
         index = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
         wrong = known[index] != labels
         if bool(wrong.any()):
-            raise InputError(
-                f"{self.name}: label {int(labels[wrong][0])} is not among the training classes "
-                f"({len(known)} classes from {self.classes[0]} to {self.classes[-1]})."
-            )
+            found = f"{len(known)} classes from {self.classes[0]} to {self.classes[-1]}"
+            strange = f"label {int(labels[wrong][0])} is not among the training classes"
+            raise InputError(f"{self.name}: {strange} ({found}).")
         return index
 
     def with_data(self, train: Any, test: Any = None) -> Task:
