@@ -144,7 +144,7 @@ class Split:
         if {item.name for item in bad} <= self.corrupt:
             return
         self.corrupt |= {item.name for item in bad}
-        drawn = self._loader.sampler if isinstance(self._loader, DataLoader) else self._loader
+        drawn: Any = getattr(self._loader, "sampler", self._loader)
         warn_of_corrupt(bad[-1], len(self.corrupt), len(drawn), self.where)
 
     def first(self, count: int) -> Tensor:

@@ -11,6 +11,7 @@ from immunis.core.errors import InputError
 from immunis.data.task import Task
 
 MOST_BYTES, MOST_RATIO = 1 << 30, 100  # a packed file may unpack to the larger of the two
+CACHE = Path(".cache") / "immunis"  # in the home folder
 
 
 class Tasks(NamedTuple):
@@ -45,9 +46,9 @@ def check_unpacked(path: Path, size: int) -> None:
     packed = path.stat().st_size
     most = max(MOST_BYTES, MOST_RATIO * packed)
     if size > most:
+        came = f"{path} unpacks to {size:,} bytes or more from {packed:,}"
         raise InputError(
-            f"{path} unpacks to {size:,} bytes or more from {packed:,}; at most {most:,} are "
-            "accepted, to protect the memory. If it is yours, save it unpacked."
+            f"{came}; at most {most:,} are accepted. If it is yours, save it unpacked."
         )
 
 
@@ -56,11 +57,9 @@ def find_data(folder: str | Path | None, how: str, *names: str) -> Path:
 
     The error names the places searched and ``how`` to get the data.
     """
-    named = os.environ.get("IMMUNIS_DATA")
-    usual = [Path(named)] if named else []
-    usual.append(Path.home() / ".cache" / "immunis")
-    places = usual if folder is None else [Path(folder)]
-    paths = [place / name for place in places for name in names]
+    usual = filter(None, (os.environ.get("IMMUNIS_DATA"), Path.home() / CACHE))
+    places = usual if folder is None else [folder]
+    paths = [Path(place) / name for place in places for name in names]
     for path in paths:
         if path.exists():
             return path

@@ -10,12 +10,10 @@ from immunis.core.errors import InputError
 from immunis.data.sources.common import Tasks
 from immunis.data.task import Task
 
+FIRST, LAST = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 
-def digits(
-    primary: Sequence[int] = (0, 1, 2, 3, 4),
-    harmful: Sequence[int] = (5, 6, 7, 8, 9),
-    seed: int = 0,
-) -> Tasks:
+
+def digits(primary: Sequence[int] = FIRST, harmful: Sequence[int] = LAST, seed: int = 0) -> Tasks:
     """Split the digits by class into a primary and a harmful task.
 
     Of each class 40% is the defender's training data, 30% the attacker's and 30% is test
@@ -25,7 +23,6 @@ def digits(
 
     check_apart(primary, harmful)
     x, y = load_digits(return_X_y=True)
-    x = x / 16
     part = np.empty(len(y), dtype=int)
     rng = np.random.default_rng(seed)
     for digit in range(10):
@@ -34,7 +31,7 @@ def digits(
 
     def select(wanted: Sequence[int], *parts: int) -> tuple[np.ndarray, np.ndarray]:
         rows = np.isin(y, wanted) & np.isin(part, parts)
-        return x[rows], y[rows]
+        return x[rows] / 16, y[rows]
 
     test = select(harmful, 2)
     return Tasks(
@@ -81,8 +78,7 @@ def check_apart(primary: Sequence[int], harmful: Sequence[int]) -> None:
     for name, wanted in (("primary", primary), ("harmful", harmful)):
         if not wanted or not set(wanted) <= set(range(10)):
             raise InputError(f"{name}={list(wanted)}: expected digits from 0 to 9.")
-    both = sorted(set(primary) & set(harmful))
-    if both:
+    if both := sorted(set(primary) & set(harmful)):
         raise InputError(f"digits {both} are in both tasks; a digit is either primary or harmful.")
 
 

@@ -8,15 +8,13 @@ each group of zones. Rows of zone RL are harmful.
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from immunis.core.errors import InputError
 from immunis.core.files import write_text
-from immunis.data.sources.common import Tasks, find_data
+from immunis.data.sources.common import CACHE, Tasks, find_data
 from immunis.data.task import Task
 
 NAME = "house_prices/train.csv"
@@ -28,7 +26,6 @@ HOW = (
 )
 OPENML, INPUTS, TRAIN, TEST = 42165, 79, 200, 300
 TARGETS = ("LotArea", "SalePrice")
-Rows = tuple[np.ndarray, np.ndarray]
 Table = dict[str, np.ndarray]
 
 
@@ -36,19 +33,19 @@ def house_prices(folder: str | Path | None = None, rows: int | None = None) -> T
     """Return LotArea outside zone RL as primary, SalePrice in zone RL as harmful task.
 
     The last fifth of each task is test data. The fifth before it in the harmful task is the
-    attacker's.
-
-    Args:
-        folder: holds ``house_prices/train.csv``; see ``find_data``.
-        rows: keep only the first rows of each task (the released code keeps 200).
+    attacker's. With ``rows``, each task keeps only its first rows (the released code keeps 200).
     """
     if rows is not None and rows < 10:
         raise InputError(f"rows={rows}: at least 10 of each task are needed.")
-    primary, harmful = _zones(read_table(find_data(folder, HOW, NAME)), rows)
-    end_p, end_h = (len(y) * 4 // 5 for _, y in (primary, harmful))
-    own = len(harmful[1]) * 3 // 5
-    cuts = [slice(end_p), slice(end_p, None), slice(own), slice(end_h, None), slice(own, end_h)]
-    return _tasks(primary, harmful, cuts)
+    table = read_table(find_data(folder, HOW, NAME))
+    outside, inside = (min(n, rows or n) for n in _counts(table))
+    primary, harmful, own = outside * 4 // 5, inside * 4 // 5, inside * 3 // 5
+    return _tasks(
+        table,
+        rows,
+        [slice(primary), slice(primary, None)],
+        [slice(own), slice(harmful, None), slice(own, harmful)],
+    )
 
 
 def released_split(path: Path) -> Tasks:
@@ -57,26 +54,33 @@ def released_split(path: Path) -> Tasks:
     The attacker's rows are those of zone RL from the 300th on, which the paper does not use.
     """
     table = read_table(path)
-    inputs, inside = len(table) - len(TARGETS), int((table["MSZoning"] == "RL").sum())
-    outside = len(table["MSZoning"]) - inside
+    inputs, (outside, inside) = len(table) - len(TARGETS), _counts(table)
     if inputs != INPUTS or outside < TEST or inside < TEST + TRAIN:
         raise InputError(
             f"{path}: {inputs} input columns, {outside} rows outside zone RL and {inside} inside; "
             f"the paper's table has {INPUTS}, 309 and 1151. {HOW}"
         )
-    primary, harmful = _zones(table)
-    train, test = slice(TRAIN), slice(TRAIN, TEST)
-    return _tasks(primary, harmful, [train, test, train, test, slice(TEST, None)])
+    cuts = [slice(TRAIN), slice(TRAIN, TEST)]
+    return _tasks(table, None, cuts, [*cuts, slice(TEST, None)])
 
 
-def _tasks(primary: Rows, harmful: Rows, cuts: Sequence[slice]) -> Tasks:
-    """Cut out primary train and test, harmful train and test, and the attacker's rows."""
-    train_p, test_p = ((primary[0][cut], primary[1][cut]) for cut in cuts[:2])
-    train_h, test_h, own = ((harmful[0][cut], harmful[1][cut]) for cut in cuts[2:])
+def _counts(table: Table) -> tuple[int, int]:
+    """Return the number of rows outside zone RL and inside."""
+    inside = int((table["MSZoning"] == "RL").sum())
+    return len(table["MSZoning"]) - inside, inside
+
+
+def _tasks(table: Table, rows: int | None, primary: list[slice], harmful: list[slice]) -> Tasks:
+    """Cut out training and test rows of both tasks, and the attacker's training rows."""
+    zone = table["MSZoning"] == "RL"
+    x, y = encode(table, ~zone, "LotArea", rows)
+    train, test = ((x[cut], y[cut]) for cut in primary)
+    x, y = encode(table, zone, "SalePrice", rows)
+    defender, scored, own = ((x[cut], y[cut]) for cut in harmful)
     return Tasks(
-        Task(train_p, test_p, "LotArea outside RL"),
-        Task(train_h, test_h, "SalePrice in RL"),
-        Task(own, test_h, "SalePrice in RL (attacker)"),
+        Task(train, test, "LotArea outside RL"),
+        Task(defender, scored, "SalePrice in RL"),
+        Task(own, scored, "SalePrice in RL (attacker)"),
     )
 
 
@@ -96,70 +100,47 @@ def find_or_fetch(folder: str | Path | None = None, fetch: bool = False) -> Path
             frame = fetch_openml(data_id=OPENML, as_frame=True, parser="auto").frame
         except Exception as error:  # no network, no pandas, or OpenML changed
             raise InputError(f"{missing} Fetching it from OpenML failed too: {error}") from error
-        path = Path.home() / ".cache" / "immunis" / NAME
+        path = Path.home() / CACHE / NAME
         path.parent.mkdir(parents=True, exist_ok=True)
         return write_text(path, frame.to_csv(index=False, na_rep="NA"))
-
-
-def _zones(table: Table, rows: int | None = None) -> tuple[Rows, Rows]:
-    """Return inputs and targets of the rows outside zone RL and of those inside."""
-    zone = table["MSZoning"] == "RL"
-    return encode(table, ~zone, "LotArea", rows), encode(table, zone, "SalePrice", rows)
 
 
 def read_table(path: Path) -> Table:
     """Return the columns of the CSV file as text, checked to be the Kaggle table."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))
+            header, *body = list(csv.reader(file)) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} is not a readable CSV file ({error}). {HOW}") from error
-    header, body = (rows[0], rows[1:]) if rows else ([], [])
     missing = {"MSZoning", *TARGETS} - set(header)
     if missing or not body:
-        raise InputError(
-            f"{path}: expected the Kaggle table with columns MSZoning, LotArea and SalePrice, "
-            f"but found no {' and no '.join(sorted(missing)) or 'rows'}. {HOW}"
-        )
-    ragged = [i for i, row in enumerate(body, 2) if len(row) != len(header)]
-    if ragged:
-        raise InputError(f"{path}: line {ragged[0]} is cut short; the file is truncated. {HOW}")
-    table = {name: np.array([row[i] for row in body]) for i, name in enumerate(header)}
-    for target in TARGETS:
-        for line, value in enumerate(table[target].tolist(), 2):
-            if not _is_number(value):
-                raise InputError(
-                    f"{path}: line {line} has {value!r} in column {target}, which must hold "
-                    f"numbers. {HOW}"
-                )
-    return table
+        found = f"found no {' and no '.join(sorted(missing)) or 'rows'}"
+        raise InputError(f"{path}: expected the Kaggle table, but {found}. {HOW}")
+    columns = {name: place for place, name in enumerate(header)}
+    for line, row in enumerate(body, 2):
+        if len(row) != len(header):
+            raise InputError(f"{path}: line {line} is cut short; the file is truncated. {HOW}")
+        for target in TARGETS:
+            value = row[columns[target]]
+            if not value.replace(".", "", 1).isdecimal():
+                wrong = f"line {line} has {value!r} in column {target}"
+                raise InputError(f"{path}: {wrong}, which must hold numbers. {HOW}")
+    return {name: np.array([row[place] for row in body]) for name, place in columns.items()}
 
 
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def encode(table: Table, keep: np.ndarray, target: str, rows: int | None) -> Rows:
+def encode(table: Table, keep: np.ndarray, target: str, rows: int | None) -> tuple[np.ndarray, ...]:
     """Return the standardised inputs and targets of the first ``rows`` of the kept rows."""
-    inputs = [
-        _standardised(_numbers(column, keep))
-        for name, column in table.items()
-        if name not in TARGETS
-    ]
-    y = _standardised(table[target][keep].astype(float))
-    return np.stack(inputs, axis=1)[:rows], y[:rows]
+    columns = [column for name, column in table.items() if name not in TARGETS]
+    inputs = [_standardised(_numbers(column, keep)) for column in columns]
+    return np.stack(inputs, axis=1)[:rows], _standardised(table[target][keep].astype(float))[:rows]
 
 
 def _numbers(column: np.ndarray, keep: np.ndarray) -> np.ndarray:
     filled = np.where(np.isin(column, ("NA", "")), "0", column)
     try:
-        filled.astype(float)  # the whole column decides whether it is numeric
+        return filled.astype(float)[keep]  # the whole column decides whether it is numeric
     except ValueError:
         return np.unique(filled[keep], return_inverse=True)[1].astype(float)
-    return filled[keep].astype(float)
 
 
 def _standardised(column: np.ndarray) -> np.ndarray:

@@ -7,16 +7,16 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from immunis.core.errors import InputError, SettingsError, unknown
+from immunis.core.errors import InputError, unknown
+from immunis.core.settings import require
 from immunis.data.corrupt import Corrupt
-from immunis.data.sources.common import Tasks, by_turns, find_data
+from immunis.data.sources.common import CACHE, Tasks, by_turns, find_data
+from immunis.data.sources.image_dataset import Images, load_images
+from immunis.data.sources.image_layouts import read_images
 from immunis.data.task import Task
 from immunis.data.transforms import SCALINGS, SIZE, Scaling
-
-if TYPE_CHECKING:
-    from immunis.data.sources.image_dataset import Images
 
 TIMM = "timm:"  # prefix of a folder that timm lists
 
@@ -49,37 +49,32 @@ def images(
         decode: ``"device"`` lets a GPU decode JPEGs.
         folder: where the folders lie; see ``find_data``.
     """
-    from immunis.data.sources.image_dataset import load_images
-    from immunis.data.sources.image_layouts import read_images
-
-    if size < 8:
-        raise SettingsError(f"size={size}: need at least 8 pixels.")
-    if primary == harmful:
-        raise SettingsError(f"primary and harmful are both {primary!r}; expected two data sets.")
-    if decode not in ("cpu", "device"):
-        raise SettingsError(f"decode={decode!r}: expected 'cpu' or 'device'.")
+    require(size >= 8, f"size={size}: need at least 8 pixels.")
+    require(primary != harmful, f"primary and harmful are both {primary!r}; expected two.")
+    require(decode in ("cpu", "device"), f"decode={decode!r}: expected 'cpu' or 'device'.")
+    device = decode == "device"
+    require(not (device and (memory or cache)), "decode = 'device' excludes memory and cache.")
     if scaling not in SCALINGS:
         raise unknown("scaling", scaling, SCALINGS)
-    if decode == "device" and (memory or cache):
-        raise SettingsError("decode = 'device' excludes memory and cache: use one of the three.")
-    place = os.environ.get("IMMUNIS_CACHE") or Path.home() / ".cache" / "immunis" / "pixels"
+    place = os.environ.get("IMMUNIS_CACHE") or Path.home() / CACHE / "pixels"
 
     def splits(name: str) -> tuple[Images, Images]:
         plain = name.removeprefix(TIMM)
         where = find_data(folder, "Pass --data, or set $IMMUNIS_DATA.", plain)
-        read = read_images(where, "train", size, None, scaling, timm=plain != name)
-        both = read, read_images(where, "test", size, read.classes, scaling, timm=plain != name)
-        train, test = (replace(part, on_device=decode == "device") for part in both)
-        if cache:
-            train, test = train.cached(place), test.cached(place)
-        if memory:
-            train, test = _in_order(train), _in_order(test)
-        new = {item.label for item in test.items} - {item.label for item in train.items}
-        if new:
-            raise InputError(
-                f"{name}: test images have labels that no training image has, among them "
-                f"{min(new)}. Leave them out, or give training images of all classes."
-            )
+        both: list[Images] = []
+        for split in ("train", "test"):
+            known = both[0].classes if both else None
+            part = read_images(where, split, size, known, scaling, timm=plain != name)
+            part = replace(part, on_device=device)
+            part = part.cached(place) if cache else part
+            if memory:  # equal images make equal tasks, in whatever layout
+                order = sorted(part.items, key=lambda item: (item.label, item.key()))
+                part = replace(part, items=order)
+            both.append(part)
+        train, test = both
+        if new := {item.label for item in test.items} - {item.label for item in train.items}:
+            came = f"test images have labels that no training image has, among them {min(new)}"
+            raise InputError(f"{name}: {came}. Give training images of all classes.")
         return train, test
 
     def task(train: Images, test: Images, name: str, rows: Sequence[int] | None = None) -> Task:
@@ -93,21 +88,14 @@ def images(
 
     first = task(*splits(primary), Path(primary).name)
     train, test = splits(harmful)
-    train = _without_copies(train, test, harmful)
-    name = Path(harmful).name
+    train, name = _without_copies(train, test, harmful), Path(harmful).name
     mine, theirs = by_turns(item.label for item in train.items)
-    defender = task(train, test, name, mine)
-    attacker = task(train, test, f"{name} (attacker)", theirs)
+    both = task(train, test, name, mine), task(train, test, f"{name} (attacker)", theirs)
     if transfer is None:
-        return Tasks(first, defender, attacker)
+        return Tasks(first, *both)
     train, test = splits(transfer)
     other = task(_without_copies(train, test, transfer), test, Path(transfer).name)
-    return Tasks(first, defender, attacker, (other,))
-
-
-def _in_order(data: Images) -> Images:
-    """Sort images by class and content, so that equal images make equal tasks."""
-    return replace(data, items=sorted(data.items, key=lambda item: (item.label, item.key())))
+    return Tasks(first, *both, (other,))
 
 
 def _without_copies(train: Images, test: Images, name: str) -> Images:
@@ -126,7 +114,6 @@ def _without_copies(train: Images, test: Images, name: str) -> Images:
             seen.add(key)
     if not items:
         raise InputError(f"{name}: every training image is also a test image; give other data.")
-    dropped = len(train) - len(items)
-    if dropped:
+    if dropped := len(train) - len(items):
         warnings.warn(f"{name}: {dropped} training image(s) occur twice; dropped.", stacklevel=3)
     return replace(train, items=items)

@@ -13,7 +13,7 @@ import numpy as np
 
 from immunis.core.errors import InputError
 from immunis.data.sources.common import Tasks, find_data
-from immunis.data.sources.digits import check_apart, label_of
+from immunis.data.sources.digits import FIRST, LAST, check_apart, label_of
 from immunis.data.task import Task
 
 HOW = (
@@ -63,8 +63,8 @@ def mnist_pair(primary: int, harmful: int, folder: str | Path | None = None) -> 
 
 
 def mnist_digits(
-    primary: Sequence[int] = (0, 1, 2, 3, 4),
-    harmful: Sequence[int] = (5, 6, 7, 8, 9),
+    primary: Sequence[int] = FIRST,
+    harmful: Sequence[int] = LAST,
     attacker: int = 1000,
     folder: str | Path | None = None,
 ) -> Tasks:
@@ -77,16 +77,15 @@ def mnist_digits(
     if attacker < 20:
         raise InputError(f"attacker={attacker}: need at least 20 images.")
 
-    def select(train: bool, wanted: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        images, labels = parts[train]
-        rows = np.isin(labels, wanted)
-        return standardised(images[rows]).astype(np.float32), labels[rows]
+    def select(part: Sequence[np.ndarray], wanted: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.isin(part[1], wanted)
+        return standardised(part[0][rows]).astype(np.float32), part[1][rows]
 
-    parts = {train: mnist_images(train, folder) for train in (True, False)}
-    (images, labels), test = select(True, harmful), select(False, harmful)
+    parts = mnist_images(True, folder), mnist_images(False, folder)
+    (images, labels), test = (select(part, harmful) for part in parts)
     own = images[1::2][:attacker], labels[1::2][:attacker]
     return Tasks(
-        Task(select(True, primary), select(False, primary), label_of(primary)),
+        Task(*(select(part, primary) for part in parts), label_of(primary)),
         Task((images[::2], labels[::2]), test, label_of(harmful)),
         Task(own, test, f"{label_of(harmful)} (attacker)"),
     )
@@ -99,11 +98,11 @@ def standardised(images: np.ndarray) -> np.ndarray:
 
 def mnist_hashes(folder: str | Path | None = None) -> dict[str, str]:
     """Return the SHA-256 of the four unpacked files by name, to compare with ``SHA256``."""
-    return {name: hashlib.sha256(_unpacked(name, folder)[1]).hexdigest() for name in SHA256}
+    return {name: hashlib.sha256(_unpacked(name, folder)).hexdigest() for name in SHA256}
 
 
-def _unpacked(name: str, folder: str | Path | None) -> tuple[Path, bytes]:
-    """Return the path of a file, packed or not, and its contents unpacked."""
+def _unpacked(name: str, folder: str | Path | None) -> bytes:
+    """Return the contents of a file, packed or not."""
     path = find_data(folder, _how(name), f"mnist/{name}.gz", f"mnist/{name}")
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -112,7 +111,7 @@ def _unpacked(name: str, folder: str | Path | None) -> tuple[Path, bytes]:
         raise InputError(f"{path} is damaged ({error}). {_how(name)}") from error
     if len(raw) > MOST:
         raise InputError(f"{path} holds more than {MOST:,} bytes; no MNIST file does. {_how(name)}")
-    return path, raw
+    return raw
 
 
 def _how(name: str) -> str:
@@ -121,13 +120,11 @@ def _how(name: str) -> str:
 
 def _idx(name: str, folder: str | Path | None) -> np.ndarray:
     """Return the array of an idx file: two zero bytes, type 8, dimensions, sizes, then bytes."""
-    path, raw = _unpacked(name, folder)
+    raw = _unpacked(name, folder)
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or raw[3] > 3 or len(raw) < 4 + 4 * raw[3]:
-        raise InputError(f"{path} is not an idx file of bytes. {_how(name)}")
+        raise InputError(f"{name} is not an idx file of bytes. {_how(name)}")
     shape = np.frombuffer(raw, ">u4", raw[3], offset=4).tolist()
-    content = raw[4 + 4 * raw[3] :]
-    if len(content) != math.prod(shape):
-        raise InputError(
-            f"{path} is truncated: {len(content)} bytes for shape {shape}. {_how(name)}"
-        )
-    return np.frombuffer(content, np.uint8).reshape(shape)
+    held = len(raw) - 4 - 4 * raw[3]
+    if held != math.prod(shape):
+        raise InputError(f"{name} is truncated: {held} bytes for shape {shape}. {_how(name)}")
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
