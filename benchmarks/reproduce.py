@@ -15,7 +15,7 @@ import torch
 
 from common import arguments, line, naive_algorithm_1, save
 from immunis.core.errors import InputError
-from immunis.data.sources.mnist import mnist_images, standardised
+from immunis.data.sources.digits import mnist_images, standardised
 from immunis.paper import digits, released_loop
 from immunis.paper.mnist import LOOP
 from immunis.paper.rows import initial

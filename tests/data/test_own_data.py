@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
 from helpers.networks import tasks
 from helpers.training import Broken, Plain
 from immunis import InputError, Task
-from immunis.data.corrupt import Corrupt, Guarded, collate
-from immunis.data.split import Split
+from immunis.data.split import Corrupt, Guarded, Split, collate
 
 
 def test_a_loaders_sampler_says_which_rows_there_are():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from immunis import InputError
-from immunis.data.sources.mnist import mnist_images, standardised
+from immunis.data.sources.digits import mnist_images, standardised
 from immunis.paper import digits
 from immunis.paper.measures import Pair
 from immunis.paper.rows import initial

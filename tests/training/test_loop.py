@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from helpers.networks import image_task, small_net, tasks
 from helpers.training import SHORT, Broken, Plain, objective, run, states_equal, whole
 from immunis import InputError, NumericalError, Task, immunize
-from immunis.data.corrupt import Corrupt
+from immunis.data.split import Corrupt
 from immunis.methods import METHODS, get_method
 from immunis.models.find_head import cut
 from immunis.training.loop import fit

@@ -167,7 +167,7 @@ def test_options_that_load_or_run_files_are_refused(library, options):
 
 def test_a_packed_bomb_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("immunis.data.sources.common.MOST_BYTES", 1 << 20)
-    monkeypatch.setattr("immunis.data.sources.mnist.MOST", 1 << 20)
+    monkeypatch.setattr(sys.modules[mnist_images.__module__], "MOST", 1 << 20)
     monkeypatch.setattr("immunis.data.sources.image_layouts.MOST_MAT", 1 << 20)
     zeros = np.zeros(1 << 24, np.uint8)
     np.savez_compressed(tmp_path / "bomb.npz", x_train=zeros, y_train=[0])

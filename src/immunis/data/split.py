@@ -1,31 +1,106 @@
-"""One part of a task: tensors, arrays, a ``Dataset`` or a ``DataLoader`` as checked batches."""
+"""One part of a task: tensors, arrays, a ``Dataset`` or a ``DataLoader`` as checked batches.
+
+Samples that cannot be read are marked, left out of batches and counted.
+"""
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils import data as torch_data
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from immunis.core.errors import InputError
 from immunis.data.checks import as_tensor, check_batch, hash_rows
-from immunis.data.corrupt import Corrupt, collate, guarded, warn_of_corrupt
 
 Batch = tuple[Tensor, Tensor]
+MOST_CORRUPT = 0.01  # a larger share of unreadable samples is refused
+FAULTS = OSError, SyntaxError  # faults of a file; Pillow raises SyntaxError for broken images
+
+
+@dataclass(frozen=True)
+class Corrupt:
+    """A sample of a ``Dataset`` that cannot be read."""
+
+    name: str
+    reason: str
+
+    @classmethod
+    def of(cls, name: str, error: Exception) -> Corrupt:
+        """Name the error, without the memory address that Pillow adds."""
+        return cls(name, f"{type(error).__name__}: {str(error).partition(' <')[0]}")
+
+
+class Guarded(Dataset):
+    """A user's ``Dataset`` that returns ``Corrupt`` for samples it cannot read.
+
+    All other attributes are the user's, so a ``worker_init_fn`` finds what it expects.
+    """
+
+    def __init__(self, data: Any) -> None:
+        object.__setattr__(self, "data", data)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data":  # absent while the object is unpickled
+            raise AttributeError(name)
+        return getattr(self.data, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.data, name, value)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.data[index]
+        except FAULTS as error:
+            return Corrupt.of(f"sample {index}", error)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        with suppress(*FAULTS):
+            if hasattr(self.data, "__getitems__"):
+                return self.data.__getitems__(indices)
+        return [self[index] for index in indices]
+
+
+def guarded(data: Any) -> Any:
+    """Wrap a ``Dataset`` in ``Guarded``, unless it marks corrupt samples itself."""
+    marks = isinstance(data, Guarded | torch_data.IterableDataset) or hasattr(data, "for_device")
+    return data if marks or not hasattr(data, "__len__") else Guarded(data)
+
+
+def collate(samples: list[Any]) -> tuple[Any, list[Corrupt]]:
+    """Return the readable samples as a batch (None if there are none), and the corrupt ones."""
+    bad = [sample for sample in samples if isinstance(sample, Corrupt)]
+    good = [sample for sample in samples if not isinstance(sample, Corrupt)]
+    try:
+        return (default_collate(good) if good else None), bad
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise InputError(
+            f"samples cannot be joined to a batch: {str(error).splitlines()[0][:200]}. Each must "
+            "be a pair (inputs, label), with inputs of one shape."
+        ) from error
+
+
+def warn_of_corrupt(last: Corrupt, count: int, total: int, where: str) -> None:
+    """Warn that samples were skipped; refuse more than ``MOST_CORRUPT`` of all, except one."""
+    if count > max(1, MOST_CORRUPT * total):
+        raise InputError(
+            f"{where}: {count} of {total} samples cannot be read, the last {last.name} "
+            f"({last.reason}); at most {MOST_CORRUPT:.0%}, or one, are skipped. Check the files, "
+            "or download them again."
+        )
+    told = f"skipped {last.name} ({last.reason}); {count} of {total} samples so far."
+    warnings.warn(f"{where}: {told}", stacklevel=4)
 
 
 class Split:
@@ -73,8 +148,7 @@ class Split:
 
     def _check_count(self, count: int) -> None:
         if count < 2:
-            needed = "at least 2 are needed. Check the filter that selected this split"
-            raise InputError(f"{self.where}: {count} sample(s) came; {needed}.")
+            raise InputError(f"{self.where}: {count} sample(s) came; at least 2 are needed.")
 
     def batches(self, size: int = 4096) -> Iterator[Batch]:
         """Yield ``(inputs, labels)`` batches; a ``DataLoader`` keeps its own batch size."""
@@ -112,11 +186,12 @@ class Split:
     def _sampled(self, loader: DataLoader) -> Dataset:
         """Return the rows that a loader's sampler draws from."""
         sampler, data = loader.sampler, loader.dataset
-        plain = type(loader.batch_sampler) in (BatchSampler, type(None))
-        if plain and type(sampler) is SubsetRandomSampler:
+        plain = type(loader.batch_sampler) in (torch_data.BatchSampler, type(None))
+        if plain and type(sampler) is torch_data.SubsetRandomSampler:
             return Subset(data, sorted(set(sampler.indices)))
-        once = type(sampler) is RandomSampler and not sampler.replacement
-        if plain and (type(sampler) is SequentialSampler or once or not hasattr(data, "__len__")):
+        once = type(sampler) is torch_data.RandomSampler and not sampler.replacement
+        in_order = type(sampler) is torch_data.SequentialSampler or not hasattr(data, "__len__")
+        if plain and (once or in_order):
             return data
         kind = type(sampler if plain else loader.batch_sampler).__name__
         raise InputError(
@@ -165,10 +240,7 @@ class Split:
             yield from hash_rows(inputs)
 
     def identity(self) -> str:
-        """Return what tells this data from other data without reading all of it.
-
-        This is the fingerprint if it is cheap, else the size and, of a ``Subset``, the rows.
-        """
+        """Return the fingerprint if it is cheap, else the size and, of a ``Subset``, the rows."""
         source = self.source
         if self.in_memory or hasattr(source, "fingerprint"):
             return self.fingerprint()
@@ -178,10 +250,7 @@ class Split:
         return f"{self.where} {len(source)}" if hasattr(source, "__len__") else self.where
 
     def fingerprint(self) -> str:
-        """Return a hash of all inputs and labels that does not depend on their order.
-
-        A ``Dataset`` with its own method ``fingerprint`` answers itself.
-        """
+        """Return a hash of all inputs and labels that does not depend on their order."""
         if callable(own := getattr(self.source, "fingerprint", None)):
             return own()
         if self._fingerprint is None or not self.in_memory:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from immunis.attacks.contract import Data, Samples
 from immunis.core.errors import InputError
-from immunis.data.sources.mnist import standardised
+from immunis.data.sources.digits import standardised
 from immunis.data.task import target_matrix
 from immunis.theory.gram import Gram, gram_of
 from immunis.theory.spectrum import eigh, relative_cutoff

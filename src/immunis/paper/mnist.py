@@ -18,8 +18,7 @@ import torch
 
 from immunis.core.jobs import Job
 from immunis.core.settings import require, whole
-from immunis.data.sources.digits import check_apart
-from immunis.data.sources.mnist import SHA256, mnist_hashes, mnist_images
+from immunis.data.sources.digits import SHA256, check_apart, mnist_hashes, mnist_images
 from immunis.data.task import Task
 from immunis.paper import digits, released_loop
 from immunis.paper.digits import ATTACKER, DEFENDER, PRIMARY, DigitTask, Labelled, against_rest

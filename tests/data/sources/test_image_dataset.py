@@ -14,11 +14,11 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from immunis import InputError, SettingsError
-from immunis.data.corrupt import Corrupt
 from immunis.data.sources import image_dataset
 from immunis.data.sources.gpu_decode import Decoder
 from immunis.data.sources.image_dataset import Images, Item
 from immunis.data.sources.image_layouts import read_images
+from immunis.data.split import Corrupt
 
 SIZE, ROW = 8, 4 + 3 * 8 * 8
 

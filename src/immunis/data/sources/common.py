@@ -57,9 +57,9 @@ def find_data(folder: str | Path | None, how: str, *names: str) -> Path:
 
     The error names the places searched and ``how`` to get the data.
     """
-    usual = filter(None, (os.environ.get("IMMUNIS_DATA"), Path.home() / CACHE))
+    usual = os.environ.get("IMMUNIS_DATA"), Path.home() / CACHE
     places = usual if folder is None else [folder]
-    paths = [Path(place) / name for place in places for name in names]
+    paths = [Path(place) / name for place in places if place for name in names]
     for path in paths:
         if path.exists():
             return path

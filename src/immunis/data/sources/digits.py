@@ -1,20 +1,37 @@
-"""The 8×8 digits that come with scikit-learn: real data, no download."""
+"""Handwritten digits: the 8×8 images that come with scikit-learn, and MNIST's idx files."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import math
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from immunis.core.errors import InputError
-from immunis.data.sources.common import Tasks
+from immunis.data.sources.common import Tasks, find_data
 from immunis.data.task import Task
 
+HOW = (
+    "Get the four original idx files (train-images-idx3-ubyte.gz and so on, packed or not) and put "
+    "them into a folder mnist/, or point --data or $IMMUNIS_DATA at the folder that holds mnist/."
+)
+SHA256 = {  # of the unpacked files: packing may differ
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+MOST = 1 << 26  # bytes of a file; the largest has 47 million
+MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's training pixels, as the released code uses them
 FIRST, LAST = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 
 
 def digits(primary: Sequence[int] = FIRST, harmful: Sequence[int] = LAST, seed: int = 0) -> Tasks:
-    """Split the digits by class into a primary and a harmful task.
+    """Split scikit-learn's digits by class into a primary and a harmful task.
 
     Of each class 40% is the defender's training data, 30% the attacker's and 30% is test
     data (the primary task trains on both training parts). Pixels are scaled to 0..1.
@@ -33,11 +50,11 @@ def digits(primary: Sequence[int] = FIRST, harmful: Sequence[int] = LAST, seed: 
         rows = np.isin(y, wanted) & np.isin(part, parts)
         return x[rows] / 16, y[rows]
 
-    test = select(harmful, 2)
+    name, test = _name(harmful), select(harmful, 2)
     return Tasks(
-        Task(select(primary, 0, 1), select(primary, 2), label_of(primary)),
-        Task(select(harmful, 0), test, label_of(harmful)),
-        Task(select(harmful, 1), test, f"{label_of(harmful)} (attacker)"),
+        Task(select(primary, 0, 1), select(primary, 2), _name(primary)),
+        Task(select(harmful, 0), test, name),
+        Task(select(harmful, 1), test, f"{name} (attacker)"),
     )
 
 
@@ -59,17 +76,67 @@ def digit_parity(shots: int = 60, seed: int = 0) -> Tasks:
     train, defender, attacker, test = np.split(order, ends)
     if not 10 <= shots <= len(attacker):
         raise InputError(f"shots={shots}: expected 10 to {len(attacker)}.")
-    few = attacker[:shots]
 
     def task(rows: np.ndarray, labels: np.ndarray, name: str) -> Task:
         return Task((x[rows], labels[rows]), (x[test], labels[test]), name)
 
-    odd, large = y % 2, (y >= 5).astype(int)
     return Tasks(
         task(train, y, "which digit"),
-        task(defender, odd, "odd or even"),
-        task(few, odd, "odd or even (attacker)"),
-        (task(few, large, "at least five"),),
+        task(defender, y % 2, "odd or even"),
+        task(attacker[:shots], y % 2, "odd or even (attacker)"),
+        (task(attacker[:shots], (y >= 5).astype(int), "at least five"),),
+    )
+
+
+def mnist_pair(primary: int, harmful: int, folder: str | Path | None = None) -> Tasks:
+    """Return the images of two digits as the two tasks of one of the paper's 90 pairs.
+
+    As in the released code, a task holds the images of one digit, so its labels are constant:
+    condition numbers are defined, probing accuracy is not. Pixels are ``standardised``. The
+    attacker gets every second harmful image.
+    """
+    check_apart([primary], [harmful])
+    images, labels = mnist_images(folder=folder)
+
+    def task(digit: int, rows: slice, name: str) -> Task:
+        chosen = standardised(images[labels == digit][rows])
+        return Task((chosen, np.full(len(chosen), digit)), name=name)
+
+    return Tasks(
+        task(primary, slice(None), f"digit {primary}"),
+        task(harmful, slice(0, None, 2), f"digit {harmful}"),
+        task(harmful, slice(1, None, 2), f"digit {harmful} (attacker)"),
+    )
+
+
+def mnist_digits(
+    primary: Sequence[int] = FIRST,
+    harmful: Sequence[int] = LAST,
+    attacker: int = 1000,
+    folder: str | Path | None = None,
+) -> Tasks:
+    """Split MNIST by class into a primary and a harmful task, for networks that a CPU can train.
+
+    The defender holds every second harmful image, the attacker the first ``attacker`` of the
+    others. The test images are MNIST's own. Pixels are ``standardised``, in float32.
+    """
+    check_apart(primary, harmful)
+    if attacker < 20:
+        raise InputError(f"attacker={attacker}: need at least 20 images.")
+    parts = mnist_images(True, folder), mnist_images(False, folder)
+
+    def select(wanted: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+        rows = [np.isin(y, wanted) for _, y in parts]
+        chosen = [(x[some], y[some]) for (x, y), some in zip(parts, rows, strict=True)]
+        return [(standardised(x).astype(np.float32), y) for x, y in chosen]
+
+    (x, y), test = select(harmful)
+    name, own = _name(harmful), (x[1::2][:attacker], y[1::2][:attacker])
+    train, held = select(primary)
+    return Tasks(
+        Task(train, held, _name(primary)),
+        Task((x[::2], y[::2]), test, name),
+        Task(own, test, f"{name} (attacker)"),
     )
 
 
@@ -82,6 +149,52 @@ def check_apart(primary: Sequence[int], harmful: Sequence[int]) -> None:
         raise InputError(f"digits {both} are in both tasks; a digit is either primary or harmful.")
 
 
-def label_of(wanted: Sequence[int]) -> str:
-    """Return the name of a task of some digits."""
+def _name(wanted: Sequence[int]) -> str:
     return "digits " + ",".join(map(str, sorted(wanted)))
+
+
+def standardised(images: np.ndarray) -> np.ndarray:
+    """Return pixels scaled to 0..1 and standardised by MNIST's mean and deviation, in float64."""
+    return (images / 255 - MEAN) / DEVIATION
+
+
+def mnist_images(train: bool = True, folder: str | Path | None = None) -> tuple[np.ndarray, ...]:
+    """Return images (n×784, uint8) and labels (n, int64) in the original order."""
+    part = "train" if train else "t10k"
+    images = _idx(f"{part}-images-idx3-ubyte", folder)
+    labels = _idx(f"{part}-labels-idx1-ubyte", folder)
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+        raise InputError(f"MNIST {part}: {images.shape} images do not fit {labels.shape} labels.")
+    return images.reshape(len(images), -1), labels.astype(np.int64)
+
+
+def mnist_hashes(folder: str | Path | None = None) -> dict[str, str]:
+    """Return the SHA-256 of the four unpacked files by name, to compare with ``SHA256``."""
+    return {name: hashlib.sha256(_unpacked(name, folder)).hexdigest() for name in SHA256}
+
+
+def _unpacked(name: str, folder: str | Path | None) -> bytes:
+    path = find_data(folder, _how(name), f"mnist/{name}.gz", f"mnist/{name}")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            raw = file.read(MOST + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is damaged ({error}). {_how(name)}") from error
+    if len(raw) > MOST:
+        raise InputError(f"{path} holds more than {MOST:,} bytes; no MNIST file does. {_how(name)}")
+    return raw
+
+
+def _how(name: str) -> str:
+    return f"{HOW} Unpacked, {name} has sha256 {SHA256[name]}."
+
+
+def _idx(name: str, folder: str | Path | None) -> np.ndarray:
+    """Return the array of an idx file: two zero bytes, type 8, dimensions, sizes, then bytes."""
+    raw = _unpacked(name, folder)
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or raw[3] > 3 or len(raw) < 4 + 4 * raw[3]:
+        raise InputError(f"{name} is not an idx file of bytes. {_how(name)}")
+    start, shape = 4 + 4 * raw[3], np.frombuffer(raw, ">u4", raw[3], offset=4).tolist()
+    if (held := len(raw) - start) != math.prod(shape):
+        raise InputError(f"{name} is truncated: {held} bytes for shape {shape}. {_how(name)}")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)

@@ -1,8 +1,7 @@
 """JPEGs that travel to a GPU undecoded and are decoded there by torchvision's nvJPEG.
 
-A GPU takes more images a second than a few cores decode. Workers then only read files. They still
-decode what nvJPEG cannot: other formats, CMYK, files cut short. Pixels differ from Pillow's by a
-few levels.
+Workers only decode what nvJPEG cannot: other formats, CMYK, files cut short. Pixels differ from
+Pillow's by a few levels.
 """
 
 from __future__ import annotations
@@ -10,22 +9,19 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from immunis.core.errors import SettingsError
-from immunis.data.corrupt import Corrupt
 from immunis.data.sources.image_dataset import MOST_PIXELS, Images, decode
-from immunis.data.split import Batch
+from immunis.data.split import Batch, Corrupt
 
 END = b"\xff\xd9"  # of a complete JPEG
 AT_ONCE = 1 << 26  # pixels that are on the device at full size
-
-
 Sample = tuple[Tensor, int, int, str]  # encoded bytes, pixel count (0: decoded), label, name
 
 
@@ -51,13 +47,11 @@ class Encoded(Dataset):
 
     def __getitem__(self, index: int) -> Sample | Corrupt:
         item = self.images.items[index]
-        try:
+        with suppress(Exception):  # Images.pixels reports what is wrong
             content = item.content()
-        except OSError as error:
-            return Corrupt.of(item.name, error)
-        if count := _pixel_count(content):
-            data = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
-            return data, count, item.label, item.name
+            if count := _pixel_count(content):
+                data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+                return data, count, item.label, item.name
         pixels = self.images.pixels(index)
         if isinstance(pixels, Corrupt):
             return pixels
@@ -70,13 +64,10 @@ def _pixel_count(content: bytes) -> int:
 
     if not content.rstrip(b"\0").endswith(END):
         return 0
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            count = image.width * image.height
-            plain = image.format == "JPEG" and image.mode in ("RGB", "L")
-            return count if plain and count <= MOST_PIXELS else 0
-    except Exception:  # Images.pixels reports what is wrong
-        return 0
+    with Image.open(io.BytesIO(content)) as image:
+        count = image.width * image.height
+        plain = image.format == "JPEG" and image.mode in ("RGB", "L")
+        return count if plain and count <= MOST_PIXELS else 0
 
 
 def packed(samples: list[Sample | Corrupt]) -> Parcel:
@@ -101,14 +92,11 @@ class Decoder:
         try:
             self._decode([torch.frombuffer(bytearray(tiny.getvalue()), dtype=torch.uint8)])
         except ImportError as error:
-            raise SettingsError(
-                "decode = 'device' needs torchvision: pip install 'immunis[vision]'"
-            ) from error
+            raise SettingsError("torchvision is missing: pip install 'immunis[vision]'") from error
         except RuntimeError as error:
-            raise SettingsError(
-                f"decode = 'device': torchvision cannot decode on {device} ({str(error)[:200]}). "
-                "Install a build of it with nvJPEG, or set decode = 'cpu'."
-            ) from error
+            cause = f"torchvision cannot decode on {device} ({str(error)[:200]})"
+            hint = "Install a build of it with nvJPEG, or set decode = 'cpu'"
+            raise SettingsError(f"decode = 'device': {cause}. {hint}.") from error
         # a CUDA stream of its own, so that decoding does not wait for training steps
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -141,23 +129,19 @@ class Decoder:
                 else:
                     bad[row] = Corrupt(parcel.names[row], image)
             for alike in shapes.values():
-                together = torch.stack([image for _, image in alike])
-                pixels[[row for row, _ in alike]] = shown(together, self.size)
+                places, same = zip(*alike, strict=True)
+                pixels[list(places)] = shown(torch.stack(same), self.size)
         good = [row for row in range(len(contents)) if row not in bad]
         batch = (pixels[good] if bad else pixels, parcel.labels[good]) if good else None
         return batch, [*parcel.bad, *bad.values()]
 
     def _images(self, contents: Sequence[Tensor]) -> list[Tensor | str]:
         """Return each image, or why there is none; if a batch fails, try its halves."""
-        if not contents:
-            return []
         try:
             return [*self._decode(list(contents))]
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
-            if "CUDA error" in str(error):  # the device fails, not an image
-                raise
+            if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
+                raise  # the device fails, not an image
         if len(contents) > 1:
             half = len(contents) // 2
             return self._images(contents[:half]) + self._images(contents[half:])

@@ -27,6 +27,7 @@ HOW = (
 OPENML, INPUTS, TRAIN, TEST = 42165, 79, 200, 300
 TARGETS = ("LotArea", "SalePrice")
 Table = dict[str, np.ndarray]
+Rows = tuple[np.ndarray, ...]  # inputs and targets
 
 
 def house_prices(folder: str | Path | None = None, rows: int | None = None) -> Tasks:
@@ -37,15 +38,10 @@ def house_prices(folder: str | Path | None = None, rows: int | None = None) -> T
     """
     if rows is not None and rows < 10:
         raise InputError(f"rows={rows}: at least 10 of each task are needed.")
-    table = read_table(find_data(folder, HOW, NAME))
-    outside, inside = (min(n, rows or n) for n in _counts(table))
-    primary, harmful, own = outside * 4 // 5, inside * 4 // 5, inside * 3 // 5
-    return _tasks(
-        table,
-        rows,
-        [slice(primary), slice(primary, None)],
-        [slice(own), slice(harmful, None), slice(own, harmful)],
-    )
+    primary, harmful = _zones(read_table(find_data(folder, HOW, NAME)), rows)
+    train, test = _parts(primary, len(primary[1]) * 4 // 5)
+    defender, attacker, scored = _parts(harmful, *(len(harmful[1]) * n // 5 for n in (3, 4)))
+    return _tasks(train, test, defender, attacker, scored)
 
 
 def released_split(path: Path) -> Tasks:
@@ -54,33 +50,27 @@ def released_split(path: Path) -> Tasks:
     The attacker's rows are those of zone RL from the 300th on, which the paper does not use.
     """
     table = read_table(path)
-    inputs, (outside, inside) = len(table) - len(TARGETS), _counts(table)
+    inputs, inside = len(table) - len(TARGETS), int((table["MSZoning"] == "RL").sum())
+    outside = len(table["MSZoning"]) - inside
     if inputs != INPUTS or outside < TEST or inside < TEST + TRAIN:
-        raise InputError(
-            f"{path}: {inputs} input columns, {outside} rows outside zone RL and {inside} inside; "
-            f"the paper's table has {INPUTS}, 309 and 1151. {HOW}"
-        )
-    cuts = [slice(TRAIN), slice(TRAIN, TEST)]
-    return _tasks(table, None, cuts, [*cuts, slice(TEST, None)])
+        came = f"{inputs} input columns, {outside} rows outside zone RL and {inside} inside"
+        raise InputError(f"{path}: {came}; the paper's table has {INPUTS}, 309 and 1151. {HOW}")
+    primary, harmful = _zones(table)
+    (train, test, _), (defender, scored, attacker) = (
+        _parts(zone, TRAIN, TEST) for zone in (primary, harmful)
+    )
+    return _tasks(train, test, defender, attacker, scored)
 
 
-def _counts(table: Table) -> tuple[int, int]:
-    """Return the number of rows outside zone RL and inside."""
-    inside = int((table["MSZoning"] == "RL").sum())
-    return len(table["MSZoning"]) - inside, inside
+def _parts(rows: Rows, *ends: int) -> list[Rows]:
+    return list(zip(*(np.split(values, ends) for values in rows), strict=True))
 
 
-def _tasks(table: Table, rows: int | None, primary: list[slice], harmful: list[slice]) -> Tasks:
-    """Cut out training and test rows of both tasks, and the attacker's training rows."""
-    zone = table["MSZoning"] == "RL"
-    x, y = encode(table, ~zone, "LotArea", rows)
-    train, test = ((x[cut], y[cut]) for cut in primary)
-    x, y = encode(table, zone, "SalePrice", rows)
-    defender, scored, own = ((x[cut], y[cut]) for cut in harmful)
+def _tasks(train: Rows, test: Rows, defender: Rows, attacker: Rows, scored: Rows) -> Tasks:
     return Tasks(
         Task(train, test, "LotArea outside RL"),
         Task(defender, scored, "SalePrice in RL"),
-        Task(own, scored, "SalePrice in RL (attacker)"),
+        Task(attacker, scored, "SalePrice in RL (attacker)"),
     )
 
 
@@ -116,19 +106,24 @@ def read_table(path: Path) -> Table:
     if missing or not body:
         found = f"found no {' and no '.join(sorted(missing)) or 'rows'}"
         raise InputError(f"{path}: expected the Kaggle table, but {found}. {HOW}")
-    columns = {name: place for place, name in enumerate(header)}
     for line, row in enumerate(body, 2):
         if len(row) != len(header):
             raise InputError(f"{path}: line {line} is cut short; the file is truncated. {HOW}")
         for target in TARGETS:
-            value = row[columns[target]]
+            value = row[header.index(target)]
             if not value.replace(".", "", 1).isdecimal():
                 wrong = f"line {line} has {value!r} in column {target}"
                 raise InputError(f"{path}: {wrong}, which must hold numbers. {HOW}")
-    return {name: np.array([row[place] for row in body]) for name, place in columns.items()}
+    return dict(zip(header, np.array(body).T, strict=True))
 
 
-def encode(table: Table, keep: np.ndarray, target: str, rows: int | None) -> tuple[np.ndarray, ...]:
+def _zones(table: Table, rows: int | None = None) -> tuple[Rows, Rows]:
+    """Return the rows outside zone RL, and those inside."""
+    zone = table["MSZoning"] == "RL"
+    return encode(table, ~zone, "LotArea", rows), encode(table, zone, "SalePrice", rows)
+
+
+def encode(table: Table, keep: np.ndarray, target: str, rows: int | None) -> Rows:
     """Return the standardised inputs and targets of the first ``rows`` of the kept rows."""
     columns = [column for name, column in table.items() if name not in TARGETS]
     inputs = [_standardised(_numbers(column, keep)) for column in columns]

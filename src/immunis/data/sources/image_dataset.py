@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from immunis.core.errors import InputError
-from immunis.data.corrupt import Corrupt, warn_of_corrupt
+from immunis.data.split import Corrupt, warn_of_corrupt
 from immunis.data.transforms import Scaling, normalised
 
 MOST_PIXELS, SIXTEEN_BITS = 1 << 26, (1 << 16) - 1
@@ -113,8 +113,7 @@ class Images(Dataset):
     def pixels(self, index: int) -> Tensor | Corrupt:
         """Return one image as uint8 (3, size, size)."""
         item = self.items[index]
-        kept = None if self.cache is None else self.cache.read(item)
-        if kept is not None:
+        if self.cache is not None and (kept := self.cache.read(item)) is not None:
             return kept
         try:
             found = decode(item.content(), self.size)
@@ -127,56 +126,41 @@ class Images(Dataset):
 
 def decode(content: bytes, size: int) -> Tensor:
     """Decode an image to uint8 (3, size, size): shorter side resized, centre kept."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     with Image.open(io.BytesIO(content)) as image:
         if image.width * image.height > MOST_PIXELS:
             raise InputError(f"{image.width}×{image.height} pixels; at most {MOST_PIXELS}")
         image.draft("RGB", (size, size))  # lets JPEG decode at a smaller scale
-        picture = _eight_bits(image).convert("RGB")
-    if picture.size != (size, size):  # only the centre square is resized: the rest costs time
-        side = min(picture.size)
-        left, top = ((length - side) / 2 for length in picture.size)
-        box = (left, top, left + side, top + side)
-        picture = picture.resize((size, size), Image.Resampling.BICUBIC, box)
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-
-
-def _eight_bits(image: Any) -> Any:
-    """Return a 16-bit image with 8 bits (Pillow would clip at 255); refuse 32 bits."""
-    from PIL import Image
-
-    if not image.mode.startswith(("I", "F")):
-        return image
-    values = np.asarray(image)
-    if image.mode == "F" or values.min() < 0 or values.max() > SIXTEEN_BITS:
-        raise InputError(f"pixels of 32 bits ({image.mode}); expected 8 or 16")
-    return Image.fromarray((values // 257).astype(np.uint8))
+        picture: Image.Image = image
+        if image.mode.startswith(("I", "F")):  # Pillow would clip 16 bits at 255
+            values = np.asarray(image)
+            if image.mode == "F" or values.min() < 0 or values.max() > SIXTEEN_BITS:
+                raise InputError(f"pixels of 32 bits ({image.mode}); expected 8 or 16")
+            picture = Image.fromarray((values // 257).astype(np.uint8))
+        fitted = ImageOps.fit(picture.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(fitted)).permute(2, 0, 1)
 
 
 def load_images(data: Images, where: str) -> tuple[Tensor, Tensor]:
-    """Decode a whole data set into memory, without corrupt images.
-
-    Threads help with large images only: small ones hardly release the interpreter's lock.
-    """
+    """Decode a whole data set into memory, without corrupt images."""
     inputs = torch.empty(len(data), 3, data.size, data.size)
-    bad: dict[int, Corrupt] = {}
+    labels = torch.tensor([item.label for item in data.items])
 
-    def fill(row: int) -> None:
+    def fill(row: int) -> Corrupt | None:
         pixels = data.pixels(row)
         if isinstance(pixels, Corrupt):
-            bad[row] = pixels
-        else:
-            inputs[row] = data.finish(pixels)
+            return pixels
+        inputs[row] = data.finish(pixels)
+        return None
 
     large = sum(item.length() for item in data.items) >= LARGE * len(data)
     with ThreadPoolExecutor(None if large else 1) as pool:
-        list(pool.map(fill, range(len(data))))
-    labels = torch.tensor([item.label for item in data.items])
-    if not bad:
+        found = list(pool.map(fill, range(len(data))))
+    if not (bad := [corrupt for corrupt in found if corrupt]):
         return inputs, labels
-    warn_of_corrupt(bad[max(bad)], len(bad), len(data), where)
-    good = [row for row in range(len(data)) if row not in bad]
+    warn_of_corrupt(bad[-1], len(bad), len(data), where)
+    good = [row for row, corrupt in enumerate(found) if corrupt is None]
     return inputs[good], labels[good]
 
 
@@ -207,36 +191,30 @@ class PixelCache:
         except (OSError, OverflowError) as error:
             raise InputError(f"the pixel cache {self.path} cannot be made: {error}.") from error
 
+    def _at(self, item: Item, mode: str, act: Callable[[Any], Any]) -> Any:
+        """Return what ``act`` returns of the file at an image's row; warn once of a failure."""
+        try:
+            with self.path.open(mode, buffering=0) as file:
+                file.seek(self._rows[item] * self._length)
+                return act(file)
+        except OSError as error:
+            if not self._failed:
+                warnings.warn(f"{self.path}: {error}; images are decoded instead.", stacklevel=5)
+            self._failed = True
+
     def read(self, item: Item) -> Tensor | None:
         """Return the pixels of an image, or None if they are not there."""
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(self._rows[item] * self._length)
-                row = bytearray(file.read(self._length))
-        except OSError as error:
-            self._warn(error)
-            return None
+        row = bytearray(self._at(item, "rb", lambda file: file.read(self._length)) or b"")
         pixels = memoryview(row)[CHECKSUM:]
         if len(row) < self._length or row[:CHECKSUM] != _checksum(pixels):
             return None
         return torch.from_numpy(np.frombuffer(pixels, np.uint8).reshape(self._shape))
 
     def write(self, item: Item, pixels: Tensor) -> None:
-        """Keep the pixels of an image; after a failure, warn once and keep no more."""
-        if self._failed:
-            return
-        content = pixels.contiguous().numpy().tobytes()
-        try:
-            with self.path.open("r+b", buffering=0) as file:
-                file.seek(self._rows[item] * self._length)
-                file.write(_checksum(content) + content)
-        except OSError as error:
-            self._warn(error)
-
-    def _warn(self, error: OSError) -> None:
+        """Keep the pixels of an image, unless the file failed before."""
         if not self._failed:
-            warnings.warn(f"{self.path}: {error}; images are decoded instead.", stacklevel=4)
-        self._failed = True
+            content = pixels.contiguous().numpy().tobytes()
+            self._at(item, "r+b", lambda file: file.write(_checksum(content) + content))
 
 
 def _checksum(content: bytes | memoryview) -> bytes:

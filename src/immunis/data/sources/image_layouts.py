@@ -84,8 +84,7 @@ def _from_files(base: Path, name: str, classes: Sequence[str] | None) -> Listing
 def _from_folders(base: Path, classes: Sequence[str] | None) -> Listing:
     found = sorted(entry.name for entry in base.iterdir() if entry.is_dir())
     known = found if classes is None else classes
-    strange = sorted(set(found) - set(known))
-    if strange:
+    if strange := sorted(set(found) - set(known)):
         raise InputError(f"{base}: class {strange[0]!r} is not among the training classes.")
     items = [
         Item(path, label, str(path))
@@ -97,11 +96,8 @@ def _from_folders(base: Path, classes: Sequence[str] | None) -> Listing:
         raise InputError(f"{base} holds no images in class folders ({', '.join(SUFFIXES)}).")
     empty = sorted(set(known) - {known[item.label] for item in items})
     if empty and classes is None:
-        warnings.warn(
-            f"{base}: {len(empty)} of {len(found)} classes hold no images, among them "
-            f"{empty[0]!r}.",
-            stacklevel=4,
-        )
+        told = f"{len(empty)} of {len(found)} classes hold no images, among them {empty[0]!r}"
+        warnings.warn(f"{base}: {told}.", stacklevel=4)
     return items, known
 
 
@@ -109,8 +105,7 @@ def _from_parquet(files: Sequence[Path]) -> Listing:
     """List the images of some files; the first file that names its classes decides."""
     import pyarrow.parquet
 
-    items: list[Item] = []
-    names = None
+    items, names = list[Item](), None
     for file in files:
         try:
             with pyarrow.parquet.ParquetFile(file) as table:
@@ -123,7 +118,7 @@ def _from_parquet(files: Sequence[Path]) -> Listing:
     return items, names if known else None
 
 
-def _columns(file: Path, schema: Any) -> tuple[str, str]:
+def _columns(file: Path, schema: Any) -> list[str]:
     """Return the columns ``image`` and ``label``, or else the only ones of these types.
 
     Arrow dictionaries are refused: one value of theirs may stand for many large rows.
@@ -146,24 +141,21 @@ def _columns(file: Path, schema: Any) -> tuple[str, str]:
                 "(integer), or one column of either type: drop the others, or rename it."
             )
         chosen.append(found[0].name)
-    return chosen[0], chosen[1]
+    return chosen
 
 
 def _class_names(schema: Any, label: str) -> list[str] | None:
     """Return the names of the classes if Hugging Face's ``datasets`` wrote them."""
-    try:
+    with suppress(KeyError, TypeError, ValueError, RecursionError):
         told = json.loads((schema.metadata or {})[b"huggingface"])
         names = told["info"]["features"][label]["names"]
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return None
-    return [str(name) for name in names] if isinstance(names, list) else None
+        return [str(name) for name in names] if isinstance(names, list) else None
+    return None
 
 
 def _rows(file: Path, table: Any, image: str, label: str) -> list[Item]:
     """Read the rows one at a time and add up their sizes: a header may lie about them."""
-    import pyarrow
-
-    packed = pyarrow.types.is_struct(table.schema_arrow.field(image).type)
+    packed = table.schema_arrow.field(image).type.num_fields > 0  # a struct
     columns = [f"{image}.bytes" if packed else image, label]
     items, size = list[Item](), 0
     for row, batch in enumerate(table.iter_batches(batch_size=1, columns=columns)):
@@ -182,12 +174,9 @@ def _from_cars(base: Path, split: str) -> list[Item]:
     from scipy.io import loadmat
 
     wanted = "cars_train_annos.mat" if split == "train" else "cars_test_annos_withlabels.mat"
-    path = next(iter(sorted(base.glob(f"**/{wanted}"))), None)
+    path = min(base.glob(f"**/{wanted}"), default=None)
     if path is None:
-        raise InputError(
-            f"{base} holds no {wanted}. It comes with Stanford Cars' devkit (the labels of the "
-            "test images as a separate file)."
-        )
+        raise InputError(f"{base} holds no {wanted}. It comes with Stanford Cars' devkit.")
     _check_mat(path)
     try:
         rows = np.atleast_1d(loadmat(path, squeeze_me=True)["annotations"])
@@ -211,12 +200,11 @@ def _check_mat(path: Path) -> None:
     order = "<" if content[126:128] == b"IM" else ">"
     while place + 8 <= len(content) and size <= MOST_MAT:
         kind, length = struct.unpack_from(f"{order}II", content, place)
-        place += 8
+        packed = content[place + 8 : place + 8 + length]
         if kind == PACKED:
             with suppress(zlib.error):  # scipy reports it better
-                packed = content[place : place + length]
                 size += len(zlib.decompressobj().decompress(packed, MOST_MAT + 1))
-        place += length
+        place += 8 + length
     if max(size, len(content)) > MOST_MAT:
         raise InputError(f"{path} holds more than {MOST_MAT:,} bytes; no such devkit does.")
 

@@ -11,10 +11,10 @@ from typing import Literal
 
 from immunis.core.errors import InputError, unknown
 from immunis.core.settings import require
-from immunis.data.corrupt import Corrupt
 from immunis.data.sources.common import CACHE, Tasks, by_turns, find_data
 from immunis.data.sources.image_dataset import Images, load_images
 from immunis.data.sources.image_layouts import read_images
+from immunis.data.split import Corrupt
 from immunis.data.task import Task
 from immunis.data.transforms import SCALINGS, SIZE, Scaling
 
@@ -38,16 +38,9 @@ def images(
     transfer) images that occur twice are kept once, and images of the test split are dropped from
     training, so nobody is scored on what they have seen. Primary images are taken as they are.
 
-    Args:
-        primary: folder of the primary task; ``timm:NAME`` lets timm list the folder ``NAME``.
-        harmful: folder of the harmful task.
-        transfer: folder of a harmless other task.
-        size: width and height of the images.
-        memory: decode everything once, in an order that does not depend on the layout.
-        scaling: how the model expects pixels to be scaled.
-        cache: keep decoded pixels in ``$IMMUNIS_CACHE`` or ``~/.cache/immunis/pixels``.
-        decode: ``"device"`` lets a GPU decode JPEGs.
-        folder: where the folders lie; see ``find_data``.
+    ``timm:NAME`` lets timm list the folder ``NAME``. ``memory`` decodes everything once, in an
+    order that does not depend on the layout. ``cache`` keeps decoded pixels in ``$IMMUNIS_CACHE``
+    or ``~/.cache/immunis/pixels``. ``decode="device"`` lets a GPU decode JPEGs.
     """
     require(size >= 8, f"size={size}: need at least 8 pixels.")
     require(primary != harmful, f"primary and harmful are both {primary!r}; expected two.")
@@ -61,17 +54,18 @@ def images(
     def splits(name: str) -> tuple[Images, Images]:
         plain = name.removeprefix(TIMM)
         where = find_data(folder, "Pass --data, or set $IMMUNIS_DATA.", plain)
-        both: list[Images] = []
-        for split in ("train", "test"):
-            known = both[0].classes if both else None
-            part = read_images(where, split, size, known, scaling, timm=plain != name)
-            part = replace(part, on_device=device)
-            part = part.cached(place) if cache else part
+
+        def read(split: str, classes: Sequence[str] | None = None) -> Images:
+            found = read_images(where, split, size, classes, scaling, timm=plain != name)
+            if cache:
+                found = found.cached(place)
             if memory:  # equal images make equal tasks, in whatever layout
-                order = sorted(part.items, key=lambda item: (item.label, item.key()))
-                part = replace(part, items=order)
-            both.append(part)
-        train, test = both
+                found.items = sorted(found.items, key=lambda item: (item.label, item.key()))
+            found.on_device = device
+            return found
+
+        train = read("train")
+        test = read("test", train.classes)
         if new := {item.label for item in test.items} - {item.label for item in train.items}:
             came = f"test images have labels that no training image has, among them {min(new)}"
             raise InputError(f"{name}: {came}. Give training images of all classes.")
