@@ -1,11 +1,8 @@
 """A model cut into extractor and head: its features at any layer, its parameters by pattern.
 
-The head is the linear classifier that ends the model; features are the head's input. A model
-without a head (a plain ``nn.Linear``, a matrix θ) is an extractor; features are its output.
-Features of rank above two are averaged over positions or tokens (``pooled``). If the head reads
-all tokens but the answer depends on one of them, that token is the features
-(``Cut.picks_token``). Own hooks: timm's ``forward_intermediates`` and transformers'
-``output_hidden_states`` cover neither other models nor the input of the head.
+The head is the linear classifier that ends the model; features are its input, or the output of a
+model without a head. Features of rank above two are averaged over positions or tokens. Own hooks:
+timm's and transformers' cover neither other models nor the input of the head.
 """
 
 from __future__ import annotations
@@ -26,11 +23,7 @@ OUTPUT = ":out"  # among layer names: the model's own output
 
 
 def run_model(model: nn.Module, inputs: Tensor) -> Any:
-    """Return a model's output for inputs moved to its device and, except token ids, its dtype.
-
-    Raises:
-        InputError: if an embedding does not know a token id.
-    """
+    """Return a model's output for inputs moved to its device and, except token ids, its dtype."""
     parameter = next(model.parameters(), torch.zeros(()))
     embeds = any(isinstance(module, nn.Embedding) for module in model.modules())
     tokens = embeds and inputs.dtype in (torch.int32, torch.int64)
@@ -87,8 +80,7 @@ def pooled(features: Tensor, last: bool | None = None) -> Tensor:
 
     ``last`` says whether channels come last; None means (n, C, H, W) and (n, T, C).
     """
-    if last is None:
-        last = features.ndim == 3
+    last = features.ndim == 3 if last is None else last
     if features.ndim == 4:
         return features.mean((1, 2) if last else (2, 3))
     if features.ndim == 3:
@@ -112,10 +104,10 @@ class Cut:
         head: name of the linear head; None if the model is an extractor.
         trailing: normalisation layers behind the last stage; they are trained with it.
         last_linear: name of the linear layer whose output is the features, if there is one.
-        width: number of features.
         tokens_first: stages whose output is (tokens, samples, …), as with ``batch_first=False``.
         bypasses_head: the model's own answers (the first of several) do not come from the head.
-        picks_token: the head reads all tokens of a sample; the answer depends on one of them.
+        picks_token: the head reads all tokens of a sample; the answer depends on one of them, which
+            is then the features.
     """
 
     model: nn.Module
@@ -155,11 +147,7 @@ class Cut:
 
         A pattern is a module's name (``"layer4"``: all parameters within) or has wildcards and
         matches modules (``"blocks.[45]"``) or parameters (``"*.bias"``). For a pair (extractor,
-        head) names are those inside the extractor. No patterns: the last stage and its
-        trailing normalisation.
-
-        Raises:
-            SettingsError: if a pattern matches nothing; the message names close ones.
+        head) names are those inside the extractor. No patterns: last stage and ``trailing``.
         """
         every = dict(self.model.named_parameters(remove_duplicate=False))
         if self.head is not None:
@@ -199,11 +187,7 @@ class Cut:
         return moved
 
     def features(self, inputs: Tensor, layer: str = "") -> Tensor:
-        """Return pooled features (n, D) at a layer, with gradients if enabled.
-
-        Raises:
-            InputError: if the model never runs that layer.
-        """
+        """Return pooled features (n, D) at a layer, with gradients if enabled."""
         found = self.capture(inputs, (layer, OUTPUT))
         if layer not in found:
             which = f"layer {layer!r}" if layer else f"head {self.head!r}"
@@ -225,8 +209,6 @@ class Cut:
         """Return features of a layer's output: its mean over positions or tokens, if it has any.
 
         If the model ``picks_token``, its features are the token whose head output is the answer.
-        Channels come last at the input of the head, where the layer's parts have them
-        (``channels_last``), and in models that say so (timm's NHWC).
         """
         found, head = tensor_of(output), self.head_layer
         if layer in self.tokens_first:
@@ -238,10 +220,10 @@ class Cut:
             return found[torch.arange(len(found), device=found.device), far.argmin(1)]
         if (not layer and head is not None) or layer.endswith(":in"):
             return pooled(found, True)
-        told = channels_last(self.model.get_submodule(layer), found)
-        if told is None and str(getattr(self.model, "output_fmt", "")).endswith("NHWC"):
-            told = True
-        return pooled(found, told)
+        last = channels_last(self.model.get_submodule(layer), found)
+        if last is None and str(getattr(self.model, "output_fmt", "")).endswith("NHWC"):  # timm
+            last = True
+        return pooled(found, last)
 
     def watch(self, layers: Iterable[str], found: dict[str, Any]) -> list[Any]:
         """Add hooks that put what each layer gives into ``found``; return handles to remove."""
@@ -253,15 +235,14 @@ class Cut:
         }
 
         def add(layer: str, module: nn.Module) -> Any:
-            def before(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-                found[layer] = next(iter((*given, *named.values())), None)
-
-            def after(_: nn.Module, __: Any, output: Any) -> None:
-                found[layer] = output
+            def keep(*values: Any) -> None:
+                found[layer] = next(iter(values), None)
 
             if names[layer].endswith(":in"):
-                return module.register_forward_pre_hook(before, with_kwargs=True)
-            return module.register_forward_hook(after)
+                return module.register_forward_pre_hook(
+                    lambda _, given, named: keep(*given, *named.values()), with_kwargs=True
+                )
+            return module.register_forward_hook(lambda _, __, output: keep(output))
 
         return [add(layer, module) for layer, module in modules.items()]
 

@@ -20,15 +20,11 @@ def cut(
     head: str | None = None,
     name: str = "model",
 ) -> Cut:
-    """Cut a model at its head.
+    """Cut a model at its head: the named one, or the last linear layer with ``outputs`` outputs.
 
-    Args:
-        model: an ``nn.Module``, a matrix θ, a pair ``(extractor, head)``, or the result of
-            ``immunize`` (anything with ``.model`` and ``.head``).
-        example: a few inputs, to run the model on.
-        outputs: number of primary outputs; the head is the last linear layer with that many.
-        head: name of the head, if ``outputs`` does not tell.
-        name: the model's name in errors.
+    ``model`` is an ``nn.Module``, a matrix θ, a pair ``(extractor, head)``, or the result of
+    ``immunize`` (anything with ``.model`` and ``.head``); ``name`` is its name in errors. It is run
+    on ``example``, a few inputs.
 
     Raises:
         InputError: if it is no model, is in training mode, or cannot be cut.
@@ -36,20 +32,17 @@ def cut(
     """
     model, head, outputs = _as_module(model, head, outputs)
     if not isinstance(model, nn.Module):
+        came = type(model).__name__
         raise InputError(
-            f"{name}: expected an nn.Module, a matrix or (extractor, head), "
-            f"got {type(model).__name__}."
+            f"{name}: expected an nn.Module, a matrix or (extractor, head), got {came}."
         )
     modules = dict(model.named_modules())
     for part, module in modules.items():
-        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
-            raise InputError(
-                f"{name}: {part or 'the model'} is TorchScript, which cannot be cut. Give the "
-                "nn.Module that it was made from."
-            )
+        where = f"{name}: {part or 'the model'}"
+        if isinstance(module, torch.jit.ScriptModule) and list(module.parameters()):
+            raise InputError(f"{where} is TorchScript; give the nn.Module that it was made from.")
         if module.training:
-            part = part or "the model"
-            raise InputError(f"{name}: {part} is in training mode; call .eval() on it first.")
+            raise InputError(f"{where} is in training mode; call .eval() on it first.")
     linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
     if head is not None and head not in linear:
         raise unknown(f"linear head of {name}", head, linear)
@@ -63,7 +56,11 @@ def cut(
                 head = _guessed_head(model, linear, example, outputs)
             whole = Cut(model, head)
             features = whole.features(example)
-            _check_rows(whole, example, features, name)
+            if not _close(features[:1], whole.features(example[:1]), features):
+                raise InputError(
+                    f"{name}: features of a row change with the rows beside it, or from call to "
+                    "call. Use BatchNorm with running statistics, and no randomness in evaluation."
+                )
             if named:
                 whole = _with_heeded_token(_with_heard_head(whole, example, name), example, name)
                 features = whole.features(example)
@@ -72,17 +69,10 @@ def cut(
     except ImmunisError:
         raise
     except Exception as error:  # a model may fail in any way
-        raise InputError(
-            f"{name} cannot read inputs of shape {tuple(example.shape)}: {error}"
-        ) from error
-    return dataclasses.replace(
-        whole,
-        stages=stages,
-        trailing=trailing,
-        last_linear=last,
-        width=features.shape[1],
-        tokens_first=tokens_first,
-    )
+        shape = tuple(example.shape)
+        raise InputError(f"{name} cannot read inputs of shape {shape}: {error}") from error
+    whole = dataclasses.replace(whole, last_linear=last, width=features.shape[1])
+    return dataclasses.replace(whole, stages=stages, trailing=trailing, tokens_first=tokens_first)
 
 
 def _as_module(
@@ -108,31 +98,15 @@ def _as_module(
 
 
 def _close(one: Tensor, other: Tensor, among: Tensor | None = None) -> bool:
-    """Return True if two tensors agree within 1% of the largest value (10% in half precision).
-
-    The largest of ``among``, or of the first tensor. True for NaN, which others report.
-    """
+    """Return True for tensors within 1% of the largest value (10% in half precision), or NaN."""
     half = one.dtype in (torch.float16, torch.bfloat16)
     far = (one.double() - other.double()).abs().max()
     largest = (one if among is None else among).abs().max().double()
     return not bool(far > (0.1 if half else 0.01) * largest)
 
 
-def _check_rows(whole: Cut, example: Tensor, features: Tensor, name: str) -> None:
-    """Refuse a model whose features of a row depend on other rows or on chance."""
-    if not _close(features[:1], whole.features(example[:1]), features):
-        raise InputError(
-            f"{name}: features of a row change with the rows beside it, or from call to call. Use "
-            "BatchNorm with running statistics, and no randomness in evaluation mode."
-        )
-
-
 def _with_heard_head(whole: Cut, example: Tensor, name: str) -> Cut:
-    """Note whether the answers come from the head.
-
-    Raises:
-        InputError: if they also depend on the input in a way that bypasses the head.
-    """
+    """Note whether the answers come from the head; refuse if they come from more than it reads."""
 
     def answers(inputs: Tensor) -> Tensor:
         return logits_of(run_model(whole.model, inputs))
@@ -141,10 +115,9 @@ def _with_heard_head(whole: Cut, example: Tensor, name: str) -> Cut:
     heard = feeds(whole.model, head, lambda: answers(example))
     if heard and bypassed(whole.model, head, example, answers):
         raise InputError(
-            f"{name}: its answers come from more than what its head {head!r} reads, so those "
-            "features would be only part of what is released. Wrap the model so that one linear "
-            "head reads everything (for two heads whose answers are averaged: both inputs side by "
-            "side, and half of each head's weights)."
+            f"{name}: its answers come from more than what its head {head!r} reads. Wrap the model "
+            "so that one linear head reads everything (for two heads whose answers are averaged: "
+            "both inputs side by side, and half of each head's weights)."
         )
     return dataclasses.replace(whole, bypasses_head=not heard)
 
@@ -153,11 +126,8 @@ def _with_heeded_token(whole: Cut, example: Tensor, name: str) -> Cut:
     """Note whether the answers come from the mean of the tokens that the head reads, or from one.
 
     From the mean, if replacing every token by it keeps the answers; from one token, if the head
-    maps it to the answers. Tried with a random head, since a zero head shows nothing.
-
-    Raises:
-        InputError: if neither holds (the maximum over tokens, say), or if the model's own head
-            does not tell the tokens apart.
+    maps it to the answers. Tried with a random head, since a zero head shows nothing. Refused, if
+    neither holds (the maximum over tokens, say), or if the model's own head cannot tell the tokens.
     """
     head, found = whole.head_layer, whole.capture(example, ("", OUTPUT))
     rows = head is not None and logits_of(found[OUTPUT]).shape == (len(example), head.out_features)

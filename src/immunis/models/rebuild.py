@@ -1,8 +1,4 @@
-"""What a library needs to build a model again, tried by building it.
-
-timm and transformers build a model from a configuration and load weights by name. If that gives
-another model than this one, nobody would notice; here it is refused.
-"""
+"""What timm or transformers needs to build a model again, tried by building it."""
 
 from __future__ import annotations
 
@@ -25,13 +21,9 @@ KEPT = ["input_size", "fixed_input_size", "mean", "std", "interpolation", "crop_
 def config(
     model: nn.Module, record: Record | None = None, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return what a library needs to build the model again.
+    """Return what a library needs to build the model again; refuse if that gives another model.
 
     timm does not keep the options of ``create_model``; by default they are the recipe's.
-
-    Raises:
-        SettingsError: if timm or transformers would build another model, or if the model holds
-            adapters of peft.
     """
     if hasattr(model, "peft_config"):
         raise SettingsError(
@@ -70,9 +62,8 @@ def _classes(model: nn.Module) -> int | None:
 
 def _labels(model: nn.Module) -> int | None:
     """Return the outputs of a model's last linear layer."""
-    return next(
-        (m.out_features for m in reversed(list(model.modules())) if isinstance(m, nn.Linear)), None
-    )
+    outputs = [m.out_features for m in model.modules() if isinstance(m, nn.Linear)]
+    return outputs[-1] if outputs else None
 
 
 def _shapes(model: nn.Module) -> dict[str, Any]:
@@ -80,11 +71,7 @@ def _shapes(model: nn.Module) -> dict[str, Any]:
 
 
 def _fitting_config(model: Any) -> Any:
-    """Return a transformers configuration with as many labels as the head has now.
-
-    Raises:
-        SettingsError: if it makes a model of other shapes.
-    """
+    """Return a transformers configuration with as many labels as the head has now."""
     own = copy.deepcopy(model.config)
 
     def apart() -> list[str]:

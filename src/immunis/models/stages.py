@@ -20,11 +20,10 @@ def stages_of(
 ) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]:
     """Return stages, the normalisation layers behind the last one, and stages with tokens first.
 
-    Stages are the top-level blocks with parameters that the features depend on. A single block
-    (a wrapped backbone) is replaced by its own blocks. If there are fewer than four, containers
-    are opened, and modules that hold a list of blocks (a transformer's encoder). A block that is
-    never called itself is replaced by its parts. Parallel branches stay one stage. A block that
-    holds only the head, or only normalisation, is no stage.
+    Stages are the top-level blocks with parameters that the features depend on, except the head and
+    normalisation. A single block (a wrapped backbone) and one that is never called itself are
+    replaced by their own blocks. If there are fewer than four, containers are opened, and modules
+    that hold a list of blocks (a transformer's encoder). Parallel branches stay one stage.
     """
     model, head = whole.model, whole.head_layer
     of_head = set() if head is None else {id(p) for p in head.parameters()}
@@ -86,25 +85,19 @@ def stages_of(
     alone = whole.capture(example[:1], list(ran))
     several, below = len(example) > 1, parameters_below(whole, example)
     place = {n: _samples_at(z, alone.get(n)) if several else 0 for n, z in ran.items()}
-    names = [
-        name
-        for name in ran
-        if place[name] is not None
-        and (
-            below & {id(p) for p in model.get_submodule(name).parameters()}
-            or feeds(model, name, features)
-        )
-    ]
+
+    def used(name: str) -> bool:
+        own = {id(p) for p in model.get_submodule(name).parameters()}
+        return bool(below & own) or feeds(model, name, features)
+
+    names = [name for name in ran if place[name] is not None and used(name)]
     stages = [name for name in names if not only_norms(name)]
     behind = names[names.index(stages[-1]) + 1 :] if stages else []
     return tuple(stages), tuple(behind), frozenset(n for n in names if place[n] == 1)
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Return True if a module only normalises: by its type, or by its name and flat parameters.
-
-    transformers and timm have classes of their own (``LlamaRMSNorm``, ``EvoNorm2dS0``).
-    """
+    """Return True if a module only normalises: by its type, or by its name and flat parameters."""
     flat = all(p.squeeze().ndim <= 1 for p in module.parameters())
     return isinstance(module, NORMS) or (flat and "norm" in type(module).__name__.lower())
 
@@ -149,10 +142,7 @@ def parameters_below(whole: Cut, example: Tensor) -> set[int]:
 
 
 def bypassed(model: nn.Module, name: str, inputs: Tensor, read: Callable[[Tensor], Tensor]) -> bool:
-    """Return True if ``read(inputs)`` also depends on the input through a path around a layer.
-
-    Told by autograd; False if no gradient reaches the layer's input.
-    """
+    """Return True if autograd finds a path from the input to ``read(inputs)`` around a layer."""
     given: list[Tensor] = []
     handle = model.get_submodule(name).register_forward_pre_hook(
         lambda _, arguments: given.extend(arguments[:1])

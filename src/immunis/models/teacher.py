@@ -1,12 +1,10 @@
 """The model in training and its original, which reuses what the model in training computes anyway.
 
-Below the first trained layer the student computes what the original computes. The teacher, a
-frozen copy of the original, takes the last such output from the student's forward pass over the
-same rows and runs only the layers after it: for a ViT-B whose last block is trained, 1/12.
-
-NaN shows which output that is, on a few rows. NaN in every trained parameter leaves the output of
-a frozen module unchanged if it depends on none of them. NaN in all such outputs except one leaves
-answers and features unchanged if no skip connection bypasses that one.
+The teacher, a frozen copy of the original, takes the last output below the first trained layer from
+the student's pass over the same rows, and runs only what comes after it. NaN shows which output
+that is. NaN in every trained parameter leaves a frozen module's output unchanged if it depends on
+none of them. NaN in all such outputs except one leaves answers and features unchanged if no skip
+connection bypasses that one.
 """
 
 from __future__ import annotations
@@ -26,18 +24,12 @@ ROWS = 3  # to search on
 
 
 class WithFeatures(nn.Module):
-    """A model that returns ``(answers, {layer: features})``; ``close`` removes its hooks.
-
-    The hooks stay as long as the object, so that a compiled or wrapped model keeps them.
-    """
+    """A model that returns ``(answers, {layer: features})``, by hooks that stay until ``close``."""
 
     def __init__(self, cut: Cut, layers: Sequence[str] = ("",)) -> None:
         super().__init__()
         if cut.head is None:
-            raise InputError(
-                "the model has no linear head: its primary loss cannot be kept while it is "
-                "trained. End it with nn.Linear, or name the head with head=."
-            )
+            raise InputError("no linear head ends the model: add one, or name it with head=.")
         self.model, self.layers, self._pool = cut.model, tuple(layers), cut.pool
         self._found: dict[str, Any] = {}
         self._handles = cut.watch(layers, self._found)
@@ -78,8 +70,7 @@ class Teacher:
         """Reuse what a student in evaluation mode computes in passes marked by ``following``.
 
         The student must not be compiled or sharded. Nothing is shared if no single output carries
-        everything below, if a parameter has two names, or if the model refuses NaN. Each process
-        decides for itself; answers do not change.
+        everything below, if a parameter has two names, or if the model refuses NaN.
         """
         every = [p for _, p in student.named_parameters(remove_duplicate=False)]
         if all(p.requires_grad for p in every) or len(every) > len(set(every)):
@@ -124,25 +115,22 @@ class Teacher:
     ) -> tuple[Sequence[Tensor], dict[str, Tensor]]:
         """Return answers, and the outputs of modules that ran once, in the order they ended."""
         found: dict[str, list[Any]] = {}
+        modules = [(name, self._cut.model.get_submodule(name)) for name in names]
 
         def keep(name: str, output: Any) -> None:
-            output = output.clone() if isinstance(output, Tensor) else None
-            found.setdefault(name, []).append(output)
+            rows = isinstance(output, Tensor) and output.shape[:1] == (len(inputs),)
+            found.setdefault(name, []).append(output.clone() if rows else None)
 
         handles = [
-            self._cut.model.get_submodule(name).register_forward_hook(
-                lambda _, __, output, name=name: keep(name, output)
-            )
-            for name in names
+            module.register_forward_hook(lambda _, __, output, name=name: keep(name, output))
+            for name, module in modules
         ]
         try:
             answers = self._run(inputs, {})
         finally:
             for handle in handles:
                 handle.remove()
-        once = {name: outputs[0] for name, outputs in found.items() if len(outputs) == 1}
-        rows = len(inputs)
-        return answers, {n: z for n, z in once.items() if z is not None and z.shape[:1] == (rows,)}
+        return answers, {n: z[0] for n, z in found.items() if len(z) == 1 and z[0] is not None}
 
     @contextmanager
     def following(self, rows: int) -> Iterator[None]:

@@ -20,9 +20,8 @@ from immunis.core.hashing import tensors_digest
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load a local safetensors file or PyTorch state dict into a model; every tensor must fit.
 
-    Raises:
-        InputError: if the file cannot be read, belongs to another model, or holds NaN, infinite
-            parameters or numbers that overflow the model's dtype. Buffers may be infinite (masks).
+    NaN, infinite parameters and numbers that overflow the model's dtype are refused; buffers may be
+    infinite (masks).
     """
     path = Path(path)
     if path.suffix == ".safetensors":
@@ -41,7 +40,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         _check_values(model, state, path)
         try:
             model.load_state_dict(state)
-        except ValueError:  # a module asks for its version, which files do not keep
+        except ValueError:  # torchvision's MNASNet asks for its version, which files do not keep
             model.load_state_dict(versioned(model, state))
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -49,11 +48,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file; compare it with the checksum in its metadata, if it has one.
-
-    Raises:
-        InputError: if the file is missing, damaged or not safetensors.
-    """
+    """Read a safetensors file; compare it with the checksum in its metadata, if it has one."""
     try:
         with safe_open(path, "pt") as file:
             expected = (file.metadata() or {}).get("checksum")
@@ -65,17 +60,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise InputError(f"weights {path} cannot be read: {reason}.") from error
     if expected is not None and expected != tensors_digest(tensors):
         raise InputError(
-            f"weights {path} do not match their checksum: the file was damaged or edited after it "
-            "was written. Fetch it again, or make it again."
+            f"weights {path} do not match their checksum: the file was damaged or edited. Fetch it "
+            "again, or make it again."
         )
     return tensors
 
 
 def versioned(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state with the versions of the model's modules, which bare tensors lack.
-
-    Some modules (torchvision's MNASNet) refuse a state without them.
-    """
+    """Return a state with the versions of the model's modules, which some modules ask for."""
     found = OrderedDict(state)
     found._metadata = getattr(model.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
     return found
@@ -103,6 +95,6 @@ def _check_values(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> 
         values = tensor.to(own.dtype)
         if values.isnan().any() or (name in parameters and values.isinf().any()):
             raise InputError(
-                f"weights {path}: {name} holds NaN or infinities in {own.dtype}; the model cannot "
-                "be used. Fetch or train it again."
+                f"weights {path}: {name} holds NaN or infinities in {own.dtype}. Fetch or train it "
+                "again."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,16 +34,11 @@ def named_network(
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Return a library's network in evaluation mode.
+    """Return a network of timm, torchvision or transformers in evaluation mode.
 
-    Args:
-        library: ``"timm"``, ``"torchvision"`` or ``"transformers"``.
-        name: the model's name; for transformers the folder or hub name of a sequence classifier.
-        classes: number of primary classes, the width of the head.
-        pretrained: download the library's own weights; ignored if ``weights`` is given.
-        weights: a local safetensors file or PyTorch state dict.
-        options: further keywords for the library.
-        seed: seed of the parameters that are not loaded.
+    ``name`` is the model's name; for transformers the folder or hub name of a sequence classifier.
+    ``weights`` is a local safetensors file or PyTorch state dict. Without it, ``pretrained``
+    downloads the library's own weights. ``options`` are further keywords for the library.
 
     Raises:
         SettingsError: if the library is missing or does not know the name.
@@ -55,10 +51,8 @@ def named_network(
         try:
             model = _built(library, name, classes, pretrained, options)
         except ImportError as error:
-            extra = "text" if library == "transformers" else "vision"
-            raise SettingsError(
-                f"{library} is not installed: pip install 'immunis[{extra}]'"
-            ) from error
+            pip = f"pip install 'immunis[{'text' if library == 'transformers' else 'vision'}]'"
+            raise SettingsError(f"{library} is not installed: {pip}") from error
         except (RuntimeError, ValueError, TypeError, KeyError, OSError) as error:
             raise SettingsError(f"{library} cannot make {name!r}: {str(error)[:300]}") from error
     if weights is not None:
@@ -134,25 +128,17 @@ def _fit_head(model: nn.Module, classes: int) -> None:
 def pretrained_mlp(
     task: Task, widths: Sequence[int] = (128, 64), epochs: int = 60, seed: int = 0
 ) -> nn.Sequential:
-    """Train ReLU layers, a linear feature layer and a head on a task, by Adam.
-
-    The last width is the number of features. The network is in float32 and evaluation mode; the
-    same seed gives the same network.
-    """
+    """Train ReLU layers, a linear feature layer of the last width and a head on a task, by Adam."""
     if task.kind != "classification" or len(task.input_shape) != 1 or not widths:
-        raise InputError(
-            "a small network needs a classification task, flat inputs and at least one width."
-        )
+        raise InputError("a small network needs a classification task, flat inputs and a width.")
     inputs, labels = task.train.tensors()
     x, y = inputs.float(), task.positions(labels)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
-        width = task.input_shape[0]
-        for index, size in enumerate(widths):
-            layers += [nn.Linear(width, size)] + ([nn.ReLU()] if index < len(widths) - 1 else [])
-            width = size
-        network = nn.Sequential(*layers, nn.Linear(width, task.outputs))
+        for width, size in itertools.pairwise([*task.input_shape, *widths]):
+            layers += [nn.Linear(width, size), nn.ReLU()]
+        network = nn.Sequential(*layers[:-1], nn.Linear(widths[-1], task.outputs))
         optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, weight_decay=1e-4)
         for _ in range(epochs):
             for rows in torch.randperm(len(x)).split(64):
@@ -180,10 +166,10 @@ def reinitialise(module: nn.Module, seed: int) -> None:
         for name, parameter in module.named_parameters():
             if id(parameter) in drawn:
                 continue
-            word = name.rsplit(".", 1)[-1]
-            if parameter.ndim <= 1 and word in ("weight", "scale", "gamma"):
+            word = name.rsplit(".", 1)[-1] if parameter.ndim <= 1 else ""
+            if word in ("weight", "scale", "gamma"):
                 parameter.fill_(1.0)
-            elif parameter.ndim <= 1 and word in ("bias", "beta"):
+            elif word in ("bias", "beta"):
                 parameter.zero_()
             else:
                 parameter.normal_(std=0.02)
