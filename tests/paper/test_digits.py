@@ -22,8 +22,8 @@ def test_nothing_is_lost_in_the_joint_range(mnist_folder):
     null = torch.linalg.svd(basis, full_matrices=True)[0][:, basis.shape[1] :]
     outside = torch.cat([basis, null], 1)  # θ on all pixels, whatever it does elsewhere
     whole = outside @ torch.block_diag(inside, initial(null.shape[1], 1))
-    small = Pair.of(*(each.transform(basis) for each in grams)).ratios(inside)
-    large = Pair.of(*grams).ratios(whole)
+    small = Pair(*(each.transform(basis) for each in grams)).ratios(inside)
+    large = Pair(*grams).ratios(whole)
     assert small["honest"] == pytest.approx(large["honest"], rel=1e-5)
     x = torch.from_numpy(standardised(parts[0]))
     torch.testing.assert_close(digits.coordinates(parts[0], basis) @ basis.T, x, atol=1e-6, rtol=0)

@@ -62,7 +62,7 @@ def test_on_the_real_table_the_released_loop_gives_what_its_authors_logged(data_
     """Ten epochs: the released repository's log of such a run has factors near these."""
     tasks = released_split(data_folder / "house_prices" / "train.csv")
     (x_p, y_p), (x_h, _) = tasks.primary.train.tensors(), tasks.harmful.train.tensors()
-    pair = Pair.of(gram(tasks.primary), gram(tasks.harmful))
+    pair = Pair(gram(tasks.primary), gram(tasks.harmful))
     assert pair.primary.released == pytest.approx(1.76e9, rel=0.02)
     found = dict(released_loop.run(initial(79, 0), (x_p, y_p), x_h, house_prices.LOOP, (10, 100)))
     ten, hundred = (pair.ratios(found[epochs])["released"] for epochs in (10, 100))

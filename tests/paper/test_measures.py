@@ -15,14 +15,14 @@ def test_honest_ratios_equal_the_library_s_and_released_ones_move_with_the_scale
     x, y = rng.normal(size=(2, 50, 6)) * np.logspace(0, 2, 6)
     tasks = [Task((part, np.arange(50) % 2), name=n) for part, n in ((x, "p"), (y, "h"))]
     theta = torch.from_numpy(rng.normal(size=(6, 6)))
-    pair = Pair.of(*map(gram, tasks))
+    pair = Pair(*map(gram, tasks))
     found, expected = pair.ratios(theta), relative_immunization_ratio(theta, *tasks)
     assert found["honest"]["rir"] == pytest.approx(expected.value)
     assert found["honest"]["harmful"] == pytest.approx(expected.harmful)
     assert found["released"]["rir"] == pytest.approx(expected.value, rel=1e-6)  # full rank
     flat = x.copy()
     flat[:, 5] = flat[:, 4]  # now one direction is empty
-    pair = Pair.of(gram_of(torch.from_numpy(flat)), pair.harmful.gram)
+    pair = Pair(gram_of(torch.from_numpy(flat)), pair.harmful.gram)
     one, ten = pair.ratios(theta), pair.ratios(10 * theta)
     assert ten["honest"]["primary"] == pytest.approx(one["honest"]["primary"], rel=1e-6)
     assert ten["released"]["primary"] == pytest.approx(100 * one["released"]["primary"], rel=0.05)

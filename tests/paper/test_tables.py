@@ -11,7 +11,7 @@ import pytest
 from immunis import Record
 from immunis.paper import write
 from immunis.paper.figures import FIGURES
-from immunis.paper.tables import flat_table, mnist_binary_table, tables_of
+from immunis.paper.tables import binary_table, flat_table, tables_of
 
 
 @pytest.fixture(params=["house_record", "mnist_record"])
@@ -57,6 +57,6 @@ def test_a_method_without_any_theta_has_no_rir(mnist_record):
     for key in ("released", "honest", "successes"):
         del row[key]
     row["attacks"] = {}
-    lines = {line[0]: line for line in mnist_binary_table(record).rows}
+    lines = {line[0]: line for line in binary_table(record).rows}
     assert lines["IMMA"][1:4] == ["0", "–", "–"]
     assert lines["identity"][1:4] == ["2", "1", "1"]

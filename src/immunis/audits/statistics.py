@@ -10,7 +10,7 @@ being noisy, since that would flatter the defence; its interval shows the noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median, stdev  # exact sums: a diverged R² may be near float64's end
 from typing import Any
 
@@ -104,7 +104,7 @@ def advantage(
 
 
 def summarise(
-    outcomes: Mapping[str, Sequence[Mapping[str, Any]]], original: str, control: str, chance: float
+    outcomes: Mapping[Any, Sequence[Mapping[str, Any]]], original: Any, control: str, chance: float
 ) -> dict[str, Any]:
     """Compare the outcomes of one attack, by model.
 
@@ -157,16 +157,21 @@ def _ratio(paid: float, base: float) -> float:
     return paid / base if base > 0 else math.inf
 
 
+def last_points(curves: Sequence[Curve]) -> Iterator[tuple[int, list[Mapping[str, float]]]]:
+    """Yield each step by which all curves have a point, with the last point of each."""
+    for step in sorted({int(point["steps"]) for curve in curves for point in curve}):
+        known = [[point for point in curve if point["steps"] <= step] for curve in curves]
+        if all(known):
+            yield step, [points[-1] for points in known]
+
+
 def _mean_curve(curves: Sequence[Curve]) -> list[dict[str, float]]:
     """Return mean, lowest and highest score over seeds at every step any seed was scored at."""
     rows = []
-    for step in sorted({int(point["steps"]) for curve in curves for point in curve}):
-        known = [[p for p in curve if p["steps"] <= step] for curve in curves]
-        if all(known):
-            scores = [points[-1]["score"] for points in known]
-            flops = mean(points[-1]["flops"] for points in known)
-            row = {"mean": mean(scores), "low": min(scores), "high": max(scores)}
-            rows.append({"steps": step, "flops": flops, **row})
+    for step, points in last_points(curves):
+        scores, flops = ([point[key] for point in points] for key in ("score", "flops"))
+        ends = {"mean": mean(scores), "low": min(scores), "high": max(scores)}
+        rows.append({"steps": step, "flops": mean(flops), **ends})
     return rows
 
 

@@ -29,10 +29,10 @@ def settings_of(
     seeds: int | None = None,
     pairs: Sequence[tuple[int, int]] | None = None,
 ) -> Any:
-    """Return how much of an experiment to run.
+    """Return how much of an experiment (``"house-prices"`` or ``"mnist"``) to run.
 
     Args:
-        experiment: ``"house-prices"`` or ``"mnist"``.
+        experiment: its name.
         quick: a small part of it: one seed, and six digit pairs.
         seeds: repeats, in place of the paper's 5 (House Prices) or 3 (MNIST).
         pairs: (primary, harmful) digits, in place of all 90 or the quick run's six; MNIST only.
@@ -56,11 +56,9 @@ def planned(
     if fetch:
         find_or_fetch(data, fetch=True)
     source, description = EXPERIMENTS[experiment].read(data)
-    jobs = {
-        key_of(__version__, experiment, *parts, description): job
-        for parts, job in EXPERIMENTS[experiment].jobs(source, settings)
-    }
-    return jobs, source, description
+    jobs = EXPERIMENTS[experiment].jobs(source, settings)
+    keyed = {key_of(__version__, experiment, *parts, description): job for parts, job in jobs}
+    return keyed, source, description
 
 
 def reproduce(
@@ -87,21 +85,11 @@ def reproduce(
     start, settings = time.perf_counter(), settings or settings_of(experiment)
     module = EXPERIMENTS[experiment]
     jobs, source, description = planned(experiment, data, settings, fetch)
-    results = list(sweep(jobs, run).values())
-    return Record(
-        kind="reproduce",
-        name=experiment,
-        figures=module.figures(source, settings, results),
-        settings={
-            **dataclasses.asdict(settings),
-            "loop": dataclasses.asdict(module.LOOP),
-            "published": printed(experiment)["table"],
-            **module.FIXED,
-        },
-        data=description,
-        seed=0,
-        seconds=time.perf_counter() - start,
-    )
+    figures = module.figures(source, settings, list(sweep(jobs, run).values()))
+    loop, table = dataclasses.asdict(module.LOOP), printed(experiment)["table"]
+    used = {**dataclasses.asdict(settings), "loop": loop, "published": table, **module.FIXED}
+    seconds = time.perf_counter() - start
+    return Record("reproduce", experiment, figures, used, description, 0, seconds)
 
 
 def write(record: Record, folder: str | Path) -> list[Path]:
@@ -110,18 +98,15 @@ def write(record: Record, folder: str | Path) -> list[Path]:
     Tables for people go to ``tables.md`` and ``tables.tex``, plain numbers to ``figures.csv``.
     """
     made = tables_of(record)
-    drawn = {
-        f"{name}.{kind}": draw(record, kind)
-        for name, draw in FIGURES[record.name].items()
-        for kind in ("png", "pdf")
-    }
-    texts = {
+    files: dict[str, str | bytes] = {
         "record.json": record.to_file(),
         "tables.md": "\n\n".join(f"## {t.title}\n\n{t.markdown()}" for t in made) + "\n",
         "tables.tex": "\n\n".join(t.latex() for t in made) + "\n",
         "figures.csv": flat_table(record).csv(),
     }
-    return release(folder, {**texts, **drawn})
+    for name, draw in FIGURES[record.name].items():
+        files |= {f"{name}.{kind}": draw(record, kind) for kind in ("png", "pdf")}
+    return release(folder, files)
 
 
 __all__ = ["EXPERIMENTS", "planned", "reproduce", "settings_of", "write"]

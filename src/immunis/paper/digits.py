@@ -52,11 +52,8 @@ def against_rest(data: Labelled, digit: int, part: int | None = None) -> Labelle
         images, labels = images[third], labels[third]
     rng = np.random.default_rng([part or 0, digit])
     own = np.flatnonzero(labels == digit)
-    rest = [
-        rng.permutation(np.flatnonzero(labels == other))[: len(own) // 9]
-        for other in range(10)
-        if other != digit
-    ]
+    others = [np.flatnonzero(labels == other) for other in range(10) if other != digit]
+    rest = [rng.permutation(rows)[: len(own) // 9] for rows in others]
     rows = rng.permutation(np.concatenate([own, *rest]))
     return images[rows], (labels[rows] == digit).astype(np.int64)
 
@@ -94,7 +91,6 @@ def attacker_samples(
     rng = np.random.default_rng(seed)
     drawn = [rng.permutation(np.flatnonzero(train[1] == label))[: rows // 2] for label in (0, 1)]
     kept = np.sort(np.concatenate(drawn))
-    parts = [
-        Data(coordinates(x, basis).numpy(), y) for x, y in ((train[0][kept], train[1][kept]), test)
-    ]
+    own = train[0][kept], train[1][kept]
+    parts = [Data(coordinates(x, basis).numpy(), y) for x, y in (own, test)]
     return Samples("classification", 2, *parts)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from immunis.core.records import Record
-from immunis.paper.measures import CLOSED_FORM, DESCENT, KINDS
+from immunis.paper.measures import KINDS, reached
 from immunis.paper.published import LARGE, printed
 from immunis.report import style
 from immunis.report.figures import OTHERS
@@ -111,31 +111,29 @@ def path(record: Record, kind: str = "png") -> bytes:
 
 
 def _overview(
-    rows: Sequence[Mapping[str, Any]],
-    identity: Mapping[str, Any],
-    steps: Sequence[int],
-    labels: tuple[str, str],
-    scale: float,
-    statistics: tuple[str, str],
+    part: Mapping[str, Any], steps: Sequence[int], rir: str, score: str, labels: Sequence[str]
 ) -> Any:
-    """Draw RIR of each row beside what attackers reach on it; identity on top."""
-    rows = [row for row in rows if "honest" in row and row["attacks"]][::-1]
+    """Draw RIR of each row beside what attackers reach on it; identity on top.
+
+    ``rir`` and ``score`` are the statistics to show, and ``labels`` name them.
+    """
+    rows = [row for row in part["rows"] if "honest" in row and row["attacks"]][::-1]
     figure = canvas(9.8, 0.8 + 0.42 * (len(rows) + 1))
     left, right = figure.subplots(1, 2, sharey=True)
     places = range(len(rows) + 1)
     for shift, which, colour in ((0.2, "released", "#9ecae1"), (-0.2, "honest", "#1f77b4")):
-        values = [*(row[which]["rir"][statistics[0]] for row in rows), 1.0]
+        values = [*(row[which]["rir"][rir] for row in rows), 1.0]
         where = [place + shift for place in places]
         left.barh(where, values, height=0.36, left=0, color=colour, label=f"RIR, {which} κ")
     left.axvline(1, color="#888888", linewidth=0.8)
     left.set(xscale="log", xlabel=labels[0])
     names = [_label(row, "ep.") for row in rows]
     left.set_yticks(list(places), [*names, "identity (no defence)"], fontsize=8)
-    reads = [*(row["attacks"] for row in rows), identity]
-    height = 0.8 / (len(steps) + 1)
+    height, scale = 0.8 / (len(steps) + 1), 100 if "%" in labels[1] else 1
     colours = [*style.DEPTHS[: len(steps)], style.DEPTHS[-1]]
     for index, (step, colour) in enumerate(zip([*steps, None], colours, strict=True)):
-        values = [scale * max(_reach(read, step, statistics[1]), 0.0) for read in reads]
+        points = [reached(of, step) for of in (*(row["attacks"] for row in rows), part["identity"])]
+        values = [scale * max(point[score], 0.0) if point else math.nan for point in points]
         where = [place + 0.4 - height * (index + 0.5) for place in places]
         label = f"{step} steps" if step else "ridge"
         right.barh(where, values, height=height, color=colour, label=label)
@@ -144,29 +142,20 @@ def _overview(
     return figure
 
 
-def _reach(attacks: Mapping[str, Any], step: int | None, statistic: str) -> float:
-    """Return what descent reaches after a step, or (None) ridge regression."""
-    if step is None:
-        return float(attacks.get(CLOSED_FORM, {}).get("score", {}).get(statistic, math.nan))
-    curve = attacks.get(DESCENT, {}).get("curve", [])
-    return next((float(p[statistic]) for p in curve if p["steps"] == step), math.nan)
-
-
 def house_prices_overview(record: Record, kind: str = "png") -> bytes:
     """Draw RIR beside the R² of the attackers, every method after its most epochs."""
-    last = list(_last_rows(record).values())
+    part = {**record.figures, "rows": list(_last_rows(record).values())}
     labels = "mean RIR over the seeds", "median R² on SalePrice that an attacker reaches"
     steps = [s for s in (10, 100, 1000) if s <= record.settings["budget"]]
-    figure = _overview(last, record.figures["identity"], steps, labels, 1.0, ("mean", "median"))
-    return rendered(figure, record, kind)
+    return rendered(_overview(part, steps, "mean", "median", labels), record, kind)
 
 
 def mnist_overview(record: Record, kind: str = "png") -> bytes:
     """Draw RIR beside the accuracy of the attackers in the binary protocol."""
-    found = record.figures["protocols"]["binary"]
     labels = "median RIR over pairs", "mean test accuracy (%) of an attacker; chance is 50"
     steps = [s for s in (1, 10, 200) if s <= record.settings["budget"]]
-    figure = _overview(found["rows"], found["identity"], steps, labels, 100.0, ("median", "mean"))
+    part = record.figures["protocols"]["binary"]
+    figure = _overview(part, steps, "median", "mean", labels)
     figure.axes[1].set_xlim(40, 100)
     return rendered(figure, record, kind)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ from immunis.data.sources.house_prices import SHA256, find_or_fetch, released_sp
 from immunis.paper import released_loop
 from immunis.paper.measures import Pair, attack, paid
 from immunis.paper.published import compare, printed
-from immunis.paper.rows import CLOSED, IDENTITY, ROWS, problem_of, run_method
+from immunis.paper.rows import CLOSED, IDENTITY, ROWS, run_method
 from immunis.theory.descent import norm_ratio_curve
 from immunis.theory.frontier import whiten
 from immunis.theory.gram import as_extractor, gram
@@ -37,19 +37,12 @@ FIXED = {"deterministic": [n for n, row in ROWS.items() if not row.seeded and n 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much to run.
+    """How much to run."""
 
-    Attributes:
-        seeds: repeats of every method that draws random numbers.
-        epochs: the paper's text says 100, its table 1000, the released configuration 10.
-        budget: steps the attackers may take.
-        curve: steps of the norm-ratio curves.
-    """
-
-    seeds: int = 5
-    epochs: tuple[int, ...] = (10, 100, 1000)
-    budget: int = 1000
-    curve: int = 1000
+    seeds: int = 5  # repeats of every method that draws random numbers
+    epochs: tuple[int, ...] = (10, 100, 1000)  # released configuration, paper's text, its table
+    budget: int = 1000  # steps the attackers may take
+    curve: int = 1000  # steps of the norm-ratio curves
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -92,77 +85,66 @@ def run_seed(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str
     A method without random numbers meets the attackers of the seed all the same.
     """
     pair, samples = _pair(tasks), samples_of(tasks.attacker)
-    both = {"primary": tasks.primary, "harmful": tasks.harmful}
+    both, kept = {"primary": tasks.primary, "harmful": tasks.harmful}, log_steps(settings.curve)
 
     def more(theta: Tensor) -> dict[str, Any]:
+        curves = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RankWarning)  # ranks are in the record
-            curves = {
-                role: norm_ratio_curve(gram(task, as_extractor(theta)), settings.curve).tolist()
-                for role, task in both.items()
-            }
-        kept = {
-            role: [curve[t] for t in log_steps(settings.curve)] for role, curve in curves.items()
-        }
-        return {"attacks": attack(theta, samples, settings.budget, seed), "norm_ratio": kept}
+            for role, task in both.items():
+                curve = norm_ratio_curve(gram(task, as_extractor(theta)), settings.curve)
+                curves[role] = curve[kept].tolist()
+        return {"attacks": attack(theta, samples, settings.budget, seed), "norm_ratio": curves}
 
-    problem, stops = problem_of(pair, (tasks.primary, tasks.harmful), seed), set(settings.epochs)
+    stops = set(settings.epochs)
     if ROWS[name].objective:  # one run passes them all
         stops |= {mark for mark in PATH if mark < settings.epochs[-1]}
-    path, cells = run_method(name, problem, LOOP, sorted(stops), pair, settings.epochs, more)
+    path, cells = run_method(
+        name, pair, (tasks.primary, tasks.harmful), LOOP, sorted(stops), settings.epochs, seed, more
+    )
     return {"method": name, "seed": seed, "path": path, "cells": cells}
 
 
 def _pair(tasks: Tasks) -> Pair:
-    return Pair.of(gram(tasks.primary), gram(tasks.harmful))
+    return Pair(gram(tasks.primary), gram(tasks.harmful))
 
 
 def figures(tasks: Tasks, settings: Settings, results: Sequence[Any]) -> dict[str, Any]:
     """Return the figures of the pair, the rows of the table and the curves."""
-    chance = chance_of(samples_of(tasks.attacker))
+    chance, said = chance_of(samples_of(tasks.attacker)), printed("house-prices")["methods"]
     paths: dict[str, list[Any]] = {}
-    cells: dict[str, list[tuple[int, Any]]] = {}  # by method and epochs, with the seed
+    cells: dict[tuple[str, int], list[tuple[int, Any]]] = {}  # by method and epochs, with the seed
     for result in results:
-        name = result["method"]
-        paths.setdefault(name, []).append(result["path"])
+        paths.setdefault(result["method"], []).append(result["path"])
         for epochs, cell in result["cells"].items():
-            label = name if int(epochs) == CLOSED else f"{name} {epochs}"
-            cells.setdefault(label, []).append((result["seed"], cell))
-    done = {label: [c for _, c in found if "ratios" in c] for label, found in cells.items()}
-    attacks = {label: [cell["attacks"] for cell in good] for label, good in done.items() if good}
-    costs, rows, curves = paid(attacks, IDENTITY, chance), [], {}
-    for label, found in cells.items():
-        name, _, epochs = label.partition(" ")
-        row = ROWS[name]
-        head = {"label": row.label, "epochs": int(epochs or CLOSED)}
-        if done[label]:
-            curves[label] = {**head, **_mean_curves(done[label])}
+            found = cells.setdefault((result["method"], int(epochs)), [])
+            found.append((result["seed"], cell))
+    done = {key: [c for _, c in found if "ratios" in c] for key, found in cells.items()}
+    attacks = {key: [cell["attacks"] for cell in good] for key, good in done.items() if good}
+    costs, rows, curves = paid(attacks, (IDENTITY, CLOSED), chance), [], {}
+    for (name, epochs), found in cells.items():
+        row, good = ROWS[name], done[name, epochs]
+        head = {"label": row.label, "epochs": epochs}
+        if good:
+            curves[name if epochs == CLOSED else f"{name} {epochs}"] = head | {
+                role: np.mean([cell["norm_ratio"][role] for cell in good], axis=0).tolist()
+                for role in ("primary", "harmful")
+            }
         if name != IDENTITY:
-            said = printed("house-prices")["methods"].get(row.said)
-            compared = compare(said, found if row.seeded else found[:1], "diverged")
-            compared |= {"diverged": compared["failed"], "attacks": costs.get(label, {})}
+            compared = compare(said.get(row.said), found if row.seeded else found[:1], "diverged")
+            compared |= {"diverged": compared["failed"], "attacks": costs.get((name, epochs), {})}
             rows.append({"method": name, **head, **compared})
     pair = _pair(tasks)
     spectra = {"primary": pair.primary.spectrum, "harmful": pair.harmful.spectrum}
+    eigenvalues = {role: each.eigenvalues.tolist() for role, each in spectra.items()}
+    kappa_m = whiten(spectra["primary"], spectra["harmful"]).condition_number
     return {
-        "pair": {
-            **pair.figures(),
-            "eigenvalues": {role: each.eigenvalues.tolist() for role, each in spectra.items()},
-            "kappa_m": whiten(spectra["primary"], spectra["harmful"]).condition_number,
-        },
+        "pair": {**pair.figures(), "eigenvalues": eigenvalues, "kappa_m": kappa_m},
         "rows": rows,
-        "identity": costs[IDENTITY],
+        "identity": costs[IDENTITY, CLOSED],
         "chance": chance,
         "norm_ratio": {"steps": log_steps(settings.curve), "curves": curves},
         "path": {name: _mean_path(paths[name]) for name, row in ROWS.items() if row.objective},
-    }
-
-
-def _mean_curves(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the norm-ratio curves of both tasks, mean over the seeds."""
-    return {
-        role: np.mean([cell["norm_ratio"][role] for cell in cells], axis=0).tolist()
-        for role in ("primary", "harmful")
     }
 
 

@@ -11,7 +11,6 @@ is the paper's own; ridge regression is the one that no conditioning can slow.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,30 +21,25 @@ from torch import Tensor
 from immunis.attacks.contract import Arena, Samples
 from immunis.attacks.search import run_attack
 from immunis.audits.feature_cache import array_of
-from immunis.audits.statistics import stopped, summarise
+from immunis.audits.statistics import last_points, stopped, summarise
 from immunis.core.errors import NumericalError
 from immunis.models.find_head import cut
 from immunis.theory.frontier import ceiling
 from immunis.theory.gram import Gram, symmetric
 from immunis.theory.measure import RIDGE
 from immunis.theory.rir import rir
-from immunis.theory.spectrum import Spectrum, eigh, quiet_spectrum, reference_condition_number
+from immunis.theory.spectrum import eigh, quiet_spectrum, reference_condition_number
 
 KINDS = ("released", "honest")
 DESCENT, CLOSED_FORM = ATTACKS = ("gd_line_search", "ridge")
-Ratios = dict[str, dict[str, float]]
 
 
-@dataclass(frozen=True)
 class Side:
     """The Gram matrix K of one task's inputs, with everything its κ needs."""
 
-    gram: Gram
-
-    @cached_property
-    def spectrum(self) -> Spectrum:
-        """Spectrum of the inputs."""
-        return quiet_spectrum(self.gram)
+    def __init__(self, gram: Gram) -> None:
+        self.gram, self.spectrum = gram, quiet_spectrum(gram)
+        self.released = reference_condition_number(gram.matrix())  # κ as the released code gives it
 
     @cached_property
     def factor(self) -> Tensor:
@@ -53,11 +47,6 @@ class Side:
         values, vectors = eigh(self.gram.matrix())
         rank = self.spectrum.rank
         return vectors[:, :rank] * values[:rank].sqrt()
-
-    @cached_property
-    def released(self) -> float:
-        """κ of the inputs as the released code gives it."""
-        return reference_condition_number(self.gram.matrix())
 
     def figures(self) -> dict[str, Any]:
         """Return what a record keeps of the inputs."""
@@ -85,17 +74,11 @@ class Side:
         }
 
 
-@dataclass(frozen=True)
 class Pair:
     """A primary and a harmful task."""
 
-    primary: Side
-    harmful: Side
-
-    @classmethod
-    def of(cls, primary: Gram, harmful: Gram) -> Pair:
-        """Wrap two Grams."""
-        return cls(Side(primary), Side(harmful))
+    def __init__(self, primary: Gram, harmful: Gram) -> None:
+        self.primary, self.harmful = Side(primary), Side(harmful)
 
     def figures(self) -> dict[str, Any]:
         """Return what a record keeps of the pair: both κ, the ceiling RIR*, free directions."""
@@ -108,7 +91,7 @@ class Pair:
             "free_directions": self.harmful.spectrum.free_directions(self.primary.spectrum),
         }
 
-    def ratios(self, theta: Tensor) -> Ratios:
+    def ratios(self, theta: Tensor) -> dict[str, dict[str, float]]:
         """Return factors (i) and (ii) and RIR of θ against the inputs, by κ (paper, eq. 9)."""
         harmful, primary = self.harmful.kappas(theta), self.primary.kappas(theta)
         found = {kind: rir(primary=primary[kind], harmful=harmful[kind]) for kind in KINDS}
@@ -133,30 +116,29 @@ def attack(theta: Tensor, samples: Samples, budget: int, seed: int) -> dict[str,
 
 
 def paid(
-    outcomes: Mapping[str, Sequence[Mapping[str, Any]]], original: str, chance: float
-) -> dict[str, dict[str, Any]]:
+    outcomes: Mapping[Any, Sequence[Mapping[str, Any]]], original: Any, chance: float
+) -> dict[Any, dict[str, Any]]:
     """Return for each extractor and attack the test score, its curve and its relative cost.
 
-    Scores and curves are medians over the repeats, with the lowest and the highest.
-
-    Args:
-        outcomes: by extractor, the results of ``attack``, one a repeat.
-        original: the extractor that costs are relative to.
-        chance: score of the best constant answer.
+    Scores and curves are medians over the repeats, with the lowest and the highest. ``outcomes``
+    holds the results of ``attack`` by extractor; costs are relative to the ``original`` extractor.
     """
-    found: dict[str, dict[str, Any]] = {name: {} for name in outcomes}
+    found: dict[Any, dict[str, Any]] = {name: {} for name in outcomes}
     for which in ATTACKS:
         runs = {name: [run[which] for run in repeats] for name, repeats in outcomes.items()}
         for name, row in summarise(runs, original, "", chance).items():
             if row["status"] != "done":
                 found[name][which] = {"status": row["status"], "reason": row["reason"]}
                 continue
-            scores = row["score"]["values"]
+            scores, curve = row["score"]["values"], []
+            for step, points in last_points([stopped(run["curve"]) for run in runs[name]]):
+                middle = _middle([point["score"] for point in points])
+                curve.append({"steps": step, **{k: round(v, 4) for k, v in middle.items()}})
             found[name][which] = {
                 "score": {**_middle(scores), "values": scores},
                 "steps": row["cost"]["steps"],
                 "multiplier": row["multiplier"]["steps"],
-                "curve": _curve([stopped(run["curve"]) for run in runs[name]]),
+                "curve": curve,
             }
     return found
 
@@ -165,12 +147,9 @@ def _middle(values: Sequence[float]) -> dict[str, float]:
     return {"median": float(np.median(values)), "low": min(values), "high": max(values)}
 
 
-def _curve(curves: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, float]]:
-    """Return median, lowest and highest score at every step by which all repeats have one."""
-    found = []
-    for step in sorted({point["steps"] for curve in curves for point in curve}):
-        known = [[point["score"] for point in curve if point["steps"] <= step] for curve in curves]
-        if all(known):
-            middle = _middle([scores[-1] for scores in known])
-            found.append({"steps": step, **{k: round(v, 4) for k, v in middle.items()}})
-    return found
+def reached(attacks: Mapping[str, Any], step: int | None) -> Any:
+    """Return what descent reaches at a step, or (None) ridge regression; None where unknown."""
+    if step is None:
+        return attacks.get(CLOSED_FORM, {}).get("score")
+    curve = attacks.get(DESCENT, {}).get("curve", [])
+    return next((point for point in curve if point["steps"] == step), None)

@@ -9,7 +9,8 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from immunis.paper import digits, released_loop
 from immunis.paper.digits import ATTACKER, DEFENDER, PRIMARY, DigitTask, Labelled, against_rest
 from immunis.paper.measures import ATTACKS, KINDS, Pair, attack, paid
 from immunis.paper.published import LARGE, compare, printed
-from immunis.paper.rows import IDENTITY, ROWS, problem_of, run_method
+from immunis.paper.rows import IDENTITY, ROWS, run_method
 
 LOOP = released_loop.Settings(
     step=5e-3, lambda_primary=1.0, lambda_harmful=5e7, ridge_harmful=1e-7, loss="logistic"
@@ -37,37 +38,25 @@ Runs = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Settings:
-    """How much to run.
-
-    Attributes:
-        pairs: (primary, harmful) digits; all 90 by default.
-        seeds: repeats in the paper's protocol: start, sample and batches are drawn anew.
-        binary_seeds: repeats in the binary protocol.
-        epochs: of the released loop at the step size of the paper's text, 0.005; full-batch
-            steps of IMMA. The paper has 30; five fit two cores.
-        plain_seeds: repeats of plain Opt κ in the paper's protocol; 0 leaves it out.
-        table_seeds: repeats of Algorithm 1 with the table's own step and 30 epochs; 0 for none.
-        attack_rows: labelled images an attacker holds.
-        budget: steps an attacker may take.
-    """
+    """How much to run."""
 
     pairs: tuple[tuple[int, int], ...] = tuple(itertools.permutations(range(10), 2))
-    seeds: int = 3
-    binary_seeds: int = 1
-    epochs: int = 5
-    plain_seeds: int = 1
-    table_seeds: int = 1
-    attack_rows: int = 1000
-    budget: int = 200
+    seeds: int = 3  # repeats in the paper's protocol, each with its own start, sample and batches
+    binary_seeds: int = 1  # repeats in the binary protocol
+    epochs: int = 5  # of the loop at step 0.005, and steps of IMMA; the paper has 30
+    plain_seeds: int = 1  # repeats of plain Opt κ in the paper's protocol
+    table_seeds: int = 1  # repeats of Algorithm 1 with the table's own step and 30 epochs
+    attack_rows: int = 1000  # labelled images an attacker holds
+    budget: int = 200  # steps an attacker may take
 
     def __post_init__(self) -> None:
         """Check the pairs and ranges."""
         require(bool(self.pairs), "pairs=(): expected at least one pair of digits.")
         for primary, harmful in self.pairs:
             check_apart([primary], [harmful])
-        for name in ("seeds", "binary_seeds", "epochs", "budget", "plain_seeds", "table_seeds"):
-            whole(getattr(self, name), name, 0 if name.startswith(("plain", "table")) else 1)
-        whole(self.attack_rows, "attack_rows", 20)
+        least = dict.fromkeys(("seeds", "binary_seeds", "epochs", "budget"), 1)
+        for name, bound in {**least, "plain_seeds": 0, "table_seeds": 0, "attack_rows": 20}.items():
+            whole(getattr(self, name), name, bound)
 
 
 SIX = ((3, 7), (7, 3), (0, 1), (1, 0), (4, 9), (5, 8))
@@ -101,10 +90,8 @@ def read(data: str | Path | None) -> tuple[Images, dict[str, Any]]:
             f"{SHA256[strange[0]]} for {strange[0]}); figures cannot be compared with the paper's.",
             stacklevel=4,
         )
-    return (mnist_images(True, data), mnist_images(False, data)), {
-        "sha256": hashes,
-        "as_expected": not strange,
-    }
+    images = mnist_images(True, data), mnist_images(False, data)
+    return images, {"sha256": hashes, "as_expected": not strange}
 
 
 def jobs(images: Images, settings: Settings) -> Iterator[tuple[tuple[Any, ...], Job]]:
@@ -115,38 +102,27 @@ def jobs(images: Images, settings: Settings) -> Iterator[tuple[tuple[Any, ...], 
     train, test = images
     extent = ("pairs", "seeds", "binary_seeds", "plain_seeds", "table_seeds")  # how many runs
     same = {k: v for k, v in dataclasses.asdict(settings).items() if k not in extent}
-
-    @cache  # once for all pairs of a digit
-    def task(digit: int, part: int | None = None) -> DigitTask:
-        return digits.digit_task(train, digit, part)
-
-    @cache
-    def attacker(digit: int) -> tuple[Labelled, Labelled]:
-        return against_rest(train, digit, ATTACKER), against_rest(test, digit)
-
-    def job(
-        kind: str, protocol: str, pair: tuple[int, int], seed: int | None, lines: Sequence[Line]
-    ) -> tuple[tuple[Any, ...], Job]:
-        (p, h), tasks, own = pair, (task(pair[0]), task(pair[1])), None
-        if protocol == "binary":
-            tasks, own = (task(p, PRIMARY), task(h, DEFENDER)), attacker(h)
-        arguments = (protocol, pair, seed, lines, settings, tasks, own)
-        label = f"{kind}: {p} against {h}"
-        return (protocol, pair, seed, lines, same), Job(run_pair, arguments, label)
-
+    task = cache(partial(digits.digit_task, train))  # once for all pairs of a digit
+    attacker = cache(lambda h: (against_rest(train, h, ATTACKER), against_rest(test, h)))
+    both = list(itertools.product(settings.pairs, PROTOCOLS))
+    plan: list[tuple[str, str, tuple[int, int], int | None, list[Line]]] = [
+        (f"{protocol}, closed form", protocol, pair, None, CLOSED) for pair, protocol in both
+    ]  # what draws no random numbers
     drawn = _lines(settings, "r_ill", "imma", "opt_log_kappa", "algorithm_1")
     seeds = {"paper": settings.seeds, "binary": settings.binary_seeds}
-    for seed in (None, *range(max(seeds.values()))):
-        for pair, protocol in itertools.product(settings.pairs, PROTOCOLS):
-            if seed is None:  # what draws no random numbers
-                yield job(f"{protocol}, closed form", protocol, pair, None, CLOSED)
-            elif seed < seeds[protocol]:
-                yield job(protocol, protocol, pair, seed, drawn)
+    for seed in range(max(seeds.values())):
+        plan += [(name, name, pair, seed, drawn) for pair, name in both if seed < seeds[name]]
+    plain = _lines(settings, "opt_kappa")
     for pair in settings.pairs:
-        for seed in range(settings.table_seeds):
-            yield job("30 epochs", "paper", pair, seed, [TABLE])
-        for seed in range(settings.plain_seeds):
-            yield job("Opt κ", "paper", pair, seed, _lines(settings, "opt_kappa"))
+        table = range(settings.table_seeds)
+        plan += [("30 epochs", "paper", pair, seed, [TABLE]) for seed in table]
+        plan += [("Opt κ", "paper", pair, seed, plain) for seed in range(settings.plain_seeds)]
+    for kind, protocol, (p, h), number, lines in plan:
+        tasks, own = (task(p), task(h)), None
+        if protocol == "binary":
+            tasks, own = (task(p, PRIMARY), task(h, DEFENDER)), attacker(h)
+        arguments = (protocol, (p, h), number, lines, settings, tasks, own)
+        yield (*arguments[:4], same), Job(run_pair, arguments, f"{kind}: {p} against {h}")
 
 
 def run_pair(
@@ -161,8 +137,8 @@ def run_pair(
     """Run some methods on one pair; without a seed, measure the pair and the identity too."""
     start, drawn, samples = time.perf_counter(), seed or 0, None
     basis = digits.joint_basis(both[0].gram, both[1].gram)
-    measures = Pair.of(*(task.gram.transform(basis) for task in both))
-    problem = problem_of(measures, _paired(basis, both, drawn), drawn)
+    measures = Pair(*(task.gram.transform(basis) for task in both))
+    tasks = _paired(basis, both, drawn)
     if attacker is not None:
         samples = digits.attacker_samples(*attacker, basis, settings.attack_rows, drawn)
 
@@ -172,7 +148,7 @@ def run_pair(
     methods = {}
     for name, method, step, epochs in [Line(IDENTITY, IDENTITY), *lines] if seed is None else lines:
         loop = dataclasses.replace(LOOP, step=step or LOOP.step)
-        path, cells = run_method(method, problem, loop, epochs, measures, epochs[-1:], more)
+        path, cells = run_method(method, measures, tasks, loop, epochs, epochs[-1:], drawn, more)
         (cell,) = cells.values()
         methods[name] = {"path": path, **cell}
     return {
@@ -202,65 +178,45 @@ def figures(images: Any, settings: Settings, results: Runs) -> dict[str, Any]:
     names = ("r_ill", "imma", "opt_kappa", "opt_log_kappa", "algorithm_1")
     lines = [*_lines(settings, *names), TABLE, *CLOSED]
     said = {"paper": printed("mnist")["methods"], "binary": {}}
+    points = [
+        [*run["pair"], run["seed"], epochs, *(float(f"{rir:.5g}") for rir in ratios)]
+        for run in results
+        for epochs, *ratios in run["methods"].get(TABLE.name, {}).get("path", [])
+    ]
     return {
         "protocols": {
             protocol: _protocol([r for r in results if r["protocol"] == protocol], lines, found)
             for protocol, found in said.items()
         },
-        "path": {
-            "step": TABLE.step,
-            "points": [
-                [*run["pair"], run["seed"], epochs, *(float(f"{rir:.5g}") for rir in ratios)]
-                for run in results
-                for epochs, *ratios in run["methods"].get(TABLE.name, {}).get("path", [])
-            ],
-        },
+        "path": {"step": TABLE.step, "points": points},
         "core_seconds": sum(run["seconds"] for run in results),
     }
 
 
-def _protocol(runs: Runs, lines: Sequence[Line], said: Mapping[str, Any]) -> dict[str, Any]:
+def _protocol(runs: Runs, lines: Sequence[Line], said: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the rows that any run holds, their maps, and the figures of all pairs."""
-    rows, maps = [], {}
+    rows, maps, pairs = [], {}, {}
     for name, method, step, epochs in lines:
         cells = [(run, run["methods"][name]) for run in runs if name in run["methods"]]
         if not cells:
             continue
-        compared = compare(
-            said.get(ROWS[method].said or ""), [(run["seed"], cell) for run, cell in cells]
-        )
-        if "honest" in compared:
+        row = compare(said.get(ROWS[method].said), [(run["seed"], cell) for run, cell in cells])
+        if "honest" in row:
             maps[name] = {kind: _map(cells, kind) for kind in KINDS}
-            compared["successes"] = {kind: _count(maps[name][kind]) for kind in KINDS}
-        rows.append(
-            {
-                "name": name,
-                "method": method,
-                "label": ROWS[method].label,
-                "step": step,
-                "epochs": epochs[-1] if epochs else None,
-                **compared,
-                "attacks": _attacked(runs, name),
-            }
-        )
-    pairs = {tuple(run["pair"]): _pair_figures(run) for run in runs if run["seed"] is None}
-    return {
-        "rows": rows,
-        "maps": maps,
-        "pairs": {f"{p} {h}": found for (p, h), found in sorted(pairs.items())},
-        "identity": _attacked(runs, IDENTITY),
-    }
-
-
-def _pair_figures(run: Mapping[str, Any]) -> dict[str, Any]:
-    found = run["figures"]
-    sides = [found["primary"], found["harmful"]]
-    return {
-        **{key: found[key] for key in ("ceiling", "ridge_ceiling", "free_directions")},
-        "kappa": [side[kind] for side in sides for kind in KINDS],
-        "ranks": [side["rank"] for side in sides],
-        "dimension": sides[0]["dimension"],
-    }
+            row["successes"] = {kind: _count(maps[name][kind]) for kind in KINDS}
+        row |= {"name": name, "method": method, "label": ROWS[method].label, "step": step}
+        row["epochs"] = epochs[-1] if epochs else None
+        rows.append({**row, "attacks": _attacked(runs, name)})
+    for run in sorted((run for run in runs if run["seed"] is None), key=itemgetter("pair")):
+        found = run["figures"]
+        sides = [found["primary"], found["harmful"]]
+        pairs["{} {}".format(*run["pair"])] = {
+            **{key: found[key] for key in ("ceiling", "ridge_ceiling", "free_directions")},
+            "kappa": [side[kind] for side in sides for kind in KINDS],
+            "ranks": [side["rank"] for side in sides],
+            "dimension": sides[0]["dimension"],
+        }
+    return {"rows": rows, "maps": maps, "pairs": pairs, "identity": _attacked(runs, IDENTITY)}
 
 
 def _map(cells: Sequence[tuple[Any, Any]], kind: str) -> list[list[float | None]]:
@@ -276,11 +232,8 @@ def _map(cells: Sequence[tuple[Any, Any]], kind: str) -> list[list[float | None]
 def _count(cells: Sequence[Sequence[float | None]]) -> dict[str, int]:
     """Count the pairs that succeed: RIR of at least ten, and (the weakest reading) above one."""
     known = [value for line in cells for value in line if value is not None]
-    return {
-        "pairs": len(known),
-        "large": sum(value >= math.log(LARGE) for value in known),
-        "above_one": sum(value > 0 for value in known),
-    }
+    large, above = (sum(v >= math.log(LARGE) for v in known), sum(v > 0 for v in known))
+    return {"pairs": len(known), "large": large, "above_one": above}
 
 
 def _attacked(runs: Runs, name: str) -> dict[str, Any]:
@@ -296,13 +249,15 @@ def _attacked(runs: Runs, name: str) -> dict[str, Any]:
     for which in ATTACKS:
         good = [row[which] for row in each if "score" in row[which]]
         if good:
-            means = np.mean([[p["median"] for p in row["curve"]] for row in good], axis=0).tolist()
-            steps = [point["steps"] for point in good[0]["curve"]]
+            curves = zip(*(row["curve"] for row in good), strict=True)  # the points of a step
             scores = [row["score"]["median"] for row in good]
             summary[which] = {
                 "score": {"mean": float(np.mean(scores)), "low": min(scores), "high": max(scores)},
                 "multiplier": float(np.median([row["multiplier"] for row in good])),
-                "curve": [{"steps": s, "mean": m} for s, m in zip(steps, means, strict=True)],
+                "curve": [
+                    {"steps": each[0]["steps"], "mean": float(np.mean([p["median"] for p in each]))}
+                    for each in curves
+                ],
                 "runs": len(good),
             }
     return summary

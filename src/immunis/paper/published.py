@@ -31,16 +31,12 @@ def printed(experiment: str) -> dict[str, Any]:
 
 
 def judge(said: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> dict[str, str]:
-    """Compare a published row, both factors and RIR, with ours under both κ.
+    """Compare a published row, both factors and RIR, with ours (their means, by κ).
 
     A row *replicates* if our three figures lie within a factor of three of the printed ones under
     the released κ, which the paper used, and under the honest κ. It replicates *only with the
     released κ* if they do so under the first alone. The reason gives the ratio of every figure and
     names those that are off. It also says whether the paper's conclusion (RIR ≫ 1 or not) holds.
-
-    Args:
-        said: the published row, each figure with its deviation; None if there is none.
-        ours: by κ (``released``, ``honest``) the mean of each figure.
 
     >>> said = {"harmful": [20.0, 1.0], "primary": [0.2, 0.1], "rir": [100.0, 1.0]}
     >>> ours = {"harmful": 24.0, "primary": 0.2, "rir": 120.0}
@@ -54,20 +50,16 @@ def judge(said: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> dict[str, 
         ratios = {name: ours[kind][f] / float(said[f][0]) for f, name in FACTORS.items()}
         off[kind] = [name for name, ratio in ratios.items() if not 1 / NEAR <= ratio <= NEAR]
         times = ", ".join(f"{name} {_times(ratio)}" for name, ratio in ratios.items())
-        parts.append(
-            f"{kind} κ: {times}" + (f" (off: {', '.join(off[kind])})" if off[kind] else "")
-        )
+        missed = f" (off: {', '.join(off[kind])})" if off[kind] else ""
+        parts.append(f"{kind} κ: {times}{missed}")
     verdict = "replicates only with the released κ" if off["honest"] else "replicates"
     if off["released"]:
         verdict = "does not replicate"
-    conclusion = _side(float(said["rir"][0]))
-    agree = [kind for kind in KINDS if _side(ours[kind]["rir"]) == conclusion]
+    large = said["rir"][0] >= LARGE
+    agree = [kind for kind in KINDS if (ours[kind]["rir"] >= LARGE) == large]
+    conclusion = "≫ 1" if large else "not ≫ 1"
     parts.append(f"“RIR {conclusion}” holds under {' and '.join(agree) or 'neither'} κ")
     return {"verdict": verdict, "reason": "; ".join(parts)}
-
-
-def _side(rir: float) -> str:
-    return "≫ 1" if rir >= LARGE else "not ≫ 1"
 
 
 def _times(ratio: float) -> str:
@@ -96,16 +88,11 @@ def compare(
     row: dict[str, Any] = {"published": said, "runs": len(cells), "failed": len(reasons)}
     why = max(sorted(set(reasons)), key=reasons.count, default="")  # the commonest
     if len(reasons) == len(cells):
-        return {
-            **row,
-            "verdict": "does not replicate" if said else "–",
-            "reason": f"every run {word}" if word else why,
-        }
+        row["verdict"] = "does not replicate" if said else "–"
+        return {**row, "reason": f"every run {word}" if word else why}
     found = [(seed, cell["ratios"]) for seed, cell in cells if "ratios" in cell]
     for kind in KINDS:
-        row[kind] = {
-            f: _spread([(seed, ratios[kind][f]) for seed, ratios in found]) for f in FACTORS
-        }
+        row[kind] = {f: _spread([(seed, each[kind][f]) for seed, each in found]) for f in FACTORS}
     row |= judge(said, {kind: {f: row[kind][f]["mean"] for f in FACTORS} for kind in KINDS})
     if reasons:
         row["reason"] += f"; {len(reasons)} of {len(cells)} runs {word or f'failed: {why}'}"
@@ -116,10 +103,8 @@ def compare(
 
 def _spread(values: Sequence[tuple[Any, float]]) -> dict[str, Any]:
     """Return mean and deviation over seeds of the means over pairs, and the median of all."""
-    by_seed: dict[Any, list[float]] = {}
-    for seed, value in values:
-        by_seed.setdefault(seed, []).append(value)
-    means = [float(np.mean(each)) for each in by_seed.values()]
+    seeds = dict.fromkeys(seed for seed, _ in values)
+    means = [float(np.mean([value for each, value in values if each == seed])) for seed in seeds]
     return {
         "mean": float(np.mean(means)),
         "std": float(np.std(means, ddof=1)) if len(means) > 1 else math.nan,

@@ -15,7 +15,6 @@ A batch of b rows has a Hessian of rank b. Every gradient therefore follows from
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_type_hints
@@ -24,24 +23,18 @@ import torch
 from torch import Tensor
 
 from immunis.core.errors import InputError, NumericalError
-from immunis.core.settings import check, require, whole
+from immunis.core.settings import check, require_least
 from immunis.theory.spectrum import eigh
 
 Objective = Literal["algorithm_1", "r_ill", "opt_kappa", "opt_log_kappa"]
-Loss = Literal["squared", "logistic"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one run.
+    """Settings of one run; λ weighs a regularizer, a ridge is added to the Gram to be inverted.
 
-    Attributes:
-        objective: what to descend on: the three terms of Algorithm 1, λ_H·R_ill alone,
-            ``κ(H_P) − κ(H_H)``, or the same of log κ, which the released function for κ returns.
-        lambda_primary: weight of R_well; ``lambda_harmful`` that of R_ill.
-        ridge_primary: added to the Gram of a primary batch before it is inverted.
-        loss: of the primary task.
-        batch: rows of a mini-batch; an incomplete last batch is dropped.
+    The objective is the three terms of Algorithm 1, λ_H·R_ill alone, ``κ(H_P) − κ(H_H)``, or the
+    same of log κ, which the released function for κ returns. The loss is the primary task's.
     """
 
     objective: Objective = "algorithm_1"
@@ -50,19 +43,15 @@ class Settings:
     lambda_harmful: float = 1e7
     ridge_primary: float = 1.0
     ridge_harmful: float = 1.0
-    loss: Loss = "squared"
-    batch: int = 64
+    loss: Literal["squared", "logistic"] = "squared"
+    batch: int = 64  # an incomplete last batch is dropped
 
     def __post_init__(self) -> None:
         """Check types and ranges."""
         check(vars(self), get_type_hints(Settings), "the released loop")
-        for name in ("step", "ridge_primary", "ridge_harmful"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, f"{name}={value}: expected a positive number.")
-        for name in ("lambda_primary", "lambda_harmful"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"{name}={value}: expected a number of at least 0.")
-        whole(self.batch, "batch", 2)
+        require_least(self, 0, "step", "ridge_primary", "ridge_harmful", above=True)
+        require_least(self, 0, "lambda_primary", "lambda_harmful")
+        require_least(self, 2, "batch")
 
 
 def well_pull(z: Tensor) -> Tensor:
@@ -114,15 +103,11 @@ def run(
     marks: Sequence[int],
     seed: int = 0,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Train θ and yield ``(epoch, θ)`` in float64 after each epoch in ``marks``.
+    """Train θ and yield ``(epoch, θ)`` in float64 after each epoch in ``marks``, which rise.
 
-    Args:
-        theta: θ₀ (D×D); features are ``xᵀθ``. Its dtype is the loop's.
-        primary: inputs (n×D) and targets (n); 0 and 1 for the logistic loss.
-        harmful: inputs (n×D), paired row by row with the primary ones.
-        settings: what to descend on, and how.
-        marks: rising epochs; the loop ends after the last.
-        seed: decides the first weights of the head and the order of rows.
+    Features are ``xᵀθ``, and θ₀ (D×D) decides the dtype. ``primary`` holds inputs (n×D) and
+    targets (n), 0 and 1 for the logistic loss; ``harmful`` holds inputs (n×D), paired with them
+    row by row. The seed decides the first weights of the head and the order of rows.
 
     Raises:
         InputError: if the rows do not pair up or do not fill one batch.
@@ -155,25 +140,22 @@ def _step(
     weight: Tensor, omega: Tensor, x_p: Tensor, y_p: Tensor, x_h: Tensor, settings: Settings
 ) -> None:
     """Put the gradients of one batch where the optimizer looks for them."""
-    z_h = x_h @ weight.T
+    z_p, z_h = x_p @ weight.T, x_h @ weight.T
     omega.grad = None
-    if settings.objective == "r_ill":
-        left = settings.lambda_harmful * printed_inverse(ill_pull(z_h), x_h, settings.ridge_harmful)
-        weight.grad = left.T @ x_h
-        return
-    z_p = x_p @ weight.T
     if settings.objective in ("opt_kappa", "opt_log_kappa"):
         pull = kappa_pull if settings.objective == "opt_kappa" else log_kappa_pull
         left_p, left_h = pull(z_p), -pull(z_h)
     else:
-        outputs = z_p @ omega
-        if settings.loss == "squared":
-            residual = 2 * (outputs - y_p) / len(y_p)
-        else:
-            residual = (torch.sigmoid(outputs) - y_p) / len(y_p)
+        ill = printed_inverse(ill_pull(z_h), x_h, settings.ridge_harmful)
+        left_h = settings.lambda_harmful * ill
+        if settings.objective == "r_ill":
+            weight.grad = left_h.T @ x_h
+            return
+        outputs, logistic = z_p @ omega, settings.loss == "logistic"
+        error = torch.sigmoid(outputs) - y_p if logistic else 2 * (outputs - y_p)
+        residual = error / len(y_p)
         omega.grad = z_p.T @ residual
-        well, ill = settings.lambda_primary * well_pull(z_p), ill_pull(z_h)
+        well = settings.lambda_primary * well_pull(z_p)
         left_p = printed_inverse(well, x_p, settings.ridge_primary)
         left_p += torch.outer(residual, omega)
-        left_h = settings.lambda_harmful * printed_inverse(ill, x_h, settings.ridge_harmful)
     weight.grad = torch.cat([left_p, left_h]).T @ torch.cat([x_p, x_h])

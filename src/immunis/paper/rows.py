@@ -28,27 +28,14 @@ Loop = released_loop.Settings
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table.
-
-    Attributes:
-        label: its name in tables.
-        said: the row of the paper's table to compare with, if any.
-        objective: what the released loop descends on; None for a method of the registry.
-        method: its name in the registry; empty for the identity.
-        settings: of the registry method, from those of the loop and the number of epochs.
-        seeded: the method starts at random; any other has a closed form and starts at the identity.
-    """
+    """One row of a table; it has an objective of the released loop or a method of the registry."""
 
     label: str
-    said: str | None = None
+    said: str | None = None  # the row of the paper's table to compare with
     objective: released_loop.Objective | None = None
     method: str = ""
-    settings: Callable[[Loop, int], Mapping[str, Any]] = lambda loop, epochs: {}
-    seeded: bool = True
-
-
-def _imma(loop: Loop, epochs: int) -> dict[str, Any]:
-    return {"steps": epochs, "step": loop.step}
+    settings: Callable[[Loop, int], Mapping[str, Any]] = lambda loop, epochs: {}  # of the method
+    seeded: bool = True  # starts at random; a closed form starts at the identity
 
 
 def _corrected(loop: Loop, epochs: int) -> dict[str, Any]:
@@ -61,7 +48,7 @@ def _corrected(loop: Loop, epochs: int) -> dict[str, Any]:
 ROWS: dict[str, Row] = {
     IDENTITY: Row("identity", seeded=False),
     "r_ill": Row("R_ill only", "r_ill", "r_ill"),
-    "imma": Row("IMMA", "imma", method="imma", settings=_imma),
+    "imma": Row("IMMA", "imma", None, "imma", lambda loop, n: {"steps": n, "step": loop.step}),
     "opt_kappa": Row("Opt κ", "opt_kappa", "opt_kappa"),
     "opt_log_kappa": Row("Opt log κ", "opt_kappa", "opt_log_kappa"),
     "algorithm_1": Row("Alg. 1, released", "algorithm_1", "algorithm_1"),
@@ -81,78 +68,59 @@ def initial(dimension: int, seed: int) -> Tensor:
     return (2 * draw - 1) / math.sqrt(dimension)
 
 
-def problem_of(pair: Pair, tasks: tuple[Task, Task], seed: int) -> LinearProblem:
-    """Return the problem that every method solves; its θ is the identity."""
-    eye = torch.eye(pair.primary.spectrum.dimension, dtype=torch.float64)
-    return LinearProblem(eye, pair.primary.gram, pair.harmful.gram, tasks, seed=seed)
-
-
 def run_method(
     name: str,
-    problem: LinearProblem,
+    pair: Pair,
+    tasks: tuple[Task, Task],
     loop: Loop,
     epochs: Sequence[int],
-    pair: Pair,
     keep: Sequence[int],
+    seed: int,
     more: Callable[[Tensor], dict[str, Any]],
 ) -> tuple[list[list[float]], dict[str, Any]]:
     """Run one method and return RIR along its path, and a cell for each number of epochs to keep.
 
     A point of the path is the epochs, then RIR with the released and with the honest κ. A cell
-    holds ``ratios`` and what ``more(θ)`` returns, or why the method ``failed``.
-
-    Args:
-        name: a key of ``ROWS``.
-        problem: from ``problem_of``.
-        loop: settings of the released loop; a row replaces the objective.
-        epochs: where to stop, rising; a closed form stops once, at ``CLOSED``.
-        pair: measures θ.
-        keep: the stops that get a cell, besides ``CLOSED``.
-        more: measures what else a cell holds.
+    holds ``ratios`` and what ``more(θ)`` returns, or why the method ``failed``. A method stops at
+    all ``epochs``, which rise; a closed form stops once, at ``CLOSED``.
     """
-    row, path = ROWS[name], []
+    row, path, failed = ROWS[name], [], ""
     cells: dict[str, Any] = {}
-    for stop, theta in _stops(row, problem, loop, epochs if row.seeded else (CLOSED,)):
-        kept = stop in (CLOSED, *keep)
+    stops = epochs if row.seeded else (CLOSED,)
+    thetas = _thetas(row, pair, tasks, loop, stops, seed)
+    for stop in stops:
+        found = None
         try:
-            if isinstance(theta, Exception):
-                raise theta
-            ratios = pair.ratios(theta)
+            theta = next(thetas, None)  # None once the released loop has failed
+            found = theta if theta is None else (theta, pair.ratios(theta))
         except (InputError, NumericalError) as error:  # InputError: labels leave nothing to erase
-            cells |= {str(stop): {"failed": str(error)}} if kept else {}
-            continue
-        path.append([stop, *(ratios[kind]["rir"] for kind in KINDS)])
-        if kept:
-            cells[str(stop)] = {"ratios": ratios, **more(theta)}
+            failed = str(error)
+        if found:
+            path.append([stop, *(found[1][kind]["rir"] for kind in KINDS)])
+        if stop in (CLOSED, *keep):
+            good = {"ratios": found[1], **more(found[0])} if found else {"failed": failed}
+            cells[str(stop)] = good
     return path, cells
 
 
-def _stops(
-    row: Row, problem: LinearProblem, loop: Loop, epochs: Sequence[int]
-) -> Iterator[tuple[int, Tensor | Exception]]:
-    """Yield ``(epochs, θ)``, or the error in place of θ where the method fails."""
-    start = initial(len(problem.theta), problem.seed) if row.seeded else problem.theta
-    if row.objective:  # one run passes all stops
-        (x_p, y_p), (x_h, _) = (task.train.tensors() for task in problem.tasks)
-        chosen, left = dataclasses.replace(loop, objective=row.objective), list(epochs)
-        try:
-            for stop, theta in released_loop.run(
-                start.to(x_p), (x_p, y_p), x_h, chosen, epochs, problem.seed
-            ):
-                left.remove(stop)
-                yield stop, theta
-        except (InputError, NumericalError) as error:
-            yield from ((stop, error) for stop in left)
-        return
-    for stop in epochs:  # a run for each, since a method of the registry stops early by itself
-        try:
-            yield stop, _solved(row, start, problem, loop, stop) if row.method else start
-        except (InputError, NumericalError) as error:
-            yield stop, error
+def _thetas(
+    row: Row, pair: Pair, tasks: tuple[Task, Task], loop: Loop, stops: Sequence[int], seed: int
+) -> Iterator[Tensor]:
+    """Return the θ of each stop, made when asked for."""
+    size = pair.primary.spectrum.dimension
+    start = initial(size, seed) if row.seeded else torch.eye(size, dtype=torch.float64)
+    problem = LinearProblem(start, pair.primary.gram, pair.harmful.gram, tasks, seed=seed)
 
+    def solved(stop: int) -> Tensor:
+        if not row.method:
+            return start
+        method = get_method(row.method)
+        assert method.solve is not None
+        return method.solve(problem, method.configure(row.settings(loop, stop))).theta
 
-def _solved(row: Row, start: Tensor, problem: LinearProblem, loop: Loop, epochs: int) -> Tensor:
-    method = get_method(row.method)
-    assert method.solve is not None
-    chosen = method.configure(row.settings(loop, epochs))
-    return method.solve(dataclasses.replace(problem, theta=start), chosen).theta
+    if not row.objective:  # a run for each stop: a method of the registry stops early by itself
+        return map(solved, stops)
+    (x_p, y_p), (x_h, _) = (task.train.tensors() for task in tasks)
+    chosen = dataclasses.replace(loop, objective=row.objective)
+    run = released_loop.run(start.to(x_p), (x_p, y_p), x_h, chosen, stops, seed)
+    return (theta for _, theta in run)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
 from immunis.core.records import Record
-from immunis.paper.measures import ATTACKS, CLOSED_FORM, DESCENT, KINDS
+from immunis.paper.measures import ATTACKS, DESCENT, KINDS, reached
 from immunis.paper.published import FACTORS, printed
 from immunis.paper.rows import ROWS
 from immunis.report.format import Table, number, percent
 
-BLANK = "–"
 Row = Mapping[str, Any]
-Column = tuple[str, Callable[[Row], str]]  # a head, and the text of a row's cell
-VERDICT: Column = ("verdict", lambda row: row["verdict"])
+Columns = dict[str, Callable[[Row], Any]]  # by head, what a cell shows of a row
 
 
-def _table(title: str, rows: Sequence[Row], *columns: Column) -> Table:
-    return Table(
-        title, [head for head, _ in columns], [[c(row) for _, c in columns] for row in rows]
-    )
+def _table(title: str, rows: Sequence[Row], columns: Columns) -> Table:
+    cells = [[number(read(row)) for read in columns.values()] for row in rows]
+    return Table(title, list(columns), cells)
 
 
 def _part(record: Record, protocol: str = "paper") -> dict[str, Any]:
@@ -31,28 +29,28 @@ def _part(record: Record, protocol: str = "paper") -> dict[str, Any]:
     return {**record.figures, "pairs": {"": record.figures["pair"]}}
 
 
-def _method(record: Record) -> list[Column]:
-    """Return the columns that name a row: method, step size where rows differ in it, epochs."""
-    step: Column = ("step", lambda row: number(row["step"]))
-    epochs: Column = ("epochs", lambda row: number(row.get("epochs") or None))
-    return [
-        ("method", lambda row: row["label"]),
-        *([step] if record.name == "mnist" else []),
-        epochs,
-    ]
+def _method(record: Record) -> Columns:
+    """Return the columns that name a row; only MNIST's rows differ in step size."""
+    step: Columns = {"step": itemgetter("step")} if record.name == "mnist" else {}
+    epochs: Columns = {"epochs": lambda row: row.get("epochs") or None}
+    return {"method": itemgetter("label"), **step, **epochs}
 
 
-def _figure(kind: str, factor: str, head: str) -> Column:
-    """Return the column of a figure, mean ± deviation: ``published`` or ours under one κ."""
+def _mean_and_std(cell: Any) -> Sequence[float]:
+    return (cell["mean"], cell["std"]) if isinstance(cell, Mapping) else cell
 
-    def text(row: Row) -> str:
+
+def _figure(kind: str, factor: str) -> Callable[[Row], Any]:
+    """Return a reader of one figure, mean ± deviation: ``published`` or ours under one κ."""
+
+    def text(row: Row) -> Any:
         cell = (row.get(kind) or {}).get(factor)
         if cell is None:
-            return "diverged" if kind in KINDS and row.get("diverged") else BLANK
-        mean, std = (cell["mean"], cell["std"]) if isinstance(cell, Mapping) else cell
-        return number(mean) if std != std else f"{number(mean)} ± {number(std)}"
+            return "diverged" if kind in KINDS and row.get("diverged") else None
+        mean, std = _mean_and_std(cell)
+        return mean if std != std else f"{number(mean)} ± {number(std)}"
 
-    return head, text
+    return text
 
 
 def _ceiling(part: Mapping[str, Any]) -> float:
@@ -70,136 +68,115 @@ def _title(record: Record, what: str) -> str:
 def rir_table(record: Record) -> Table:
     """Return table 1 or 2 again: RIR published, with the released and the honest κ; the verdict."""
     part = _part(record)
-    top = number(_ceiling(part))
-    heads = {"published": "published", "released": "released κ", "honest": "honest κ"}
-    found = [_figure(kind, "rir", head) for kind, head in heads.items()]
-    columns = [*_method(record), *found, ("RIR*", lambda row: top), VERDICT]
-    return _table(_title(record, "RIR of every method"), part["rows"], *columns)
+    kinds = {"published": "published", "released κ": "released", "honest κ": "honest"}
+    columns = _method(record) | {head: _figure(kind, "rir") for head, kind in kinds.items()}
+    columns |= {"RIR*": lambda row: _ceiling(part), "verdict": itemgetter("verdict")}
+    return _table(_title(record, "RIR of every method"), part["rows"], columns)
 
 
 def factors_table(record: Record) -> Table:
     """Return both factors of RIR: harmful (i), primary (ii); published, released κ, honest κ."""
-    found = [
-        _figure(kind, factor, f"{FACTORS[factor]} {kind}")
+    found = {
+        f"{FACTORS[factor]} {kind}": _figure(kind, factor)
         for factor in ("harmful", "primary")
         for kind in ("published", *KINDS)
-    ]
-    rows = _part(record)["rows"]
-    return _table(_title(record, "both factors of RIR"), rows, *_method(record), *found)
+    }
+    title = _title(record, "both factors of RIR")
+    return _table(title, _part(record)["rows"], _method(record) | found)
 
 
 def reasons_table(record: Record) -> Table:
     """Return the verdict on every row that the paper has, with the reason."""
     rows = [row for row in _part(record)["rows"] if row["published"]]
-    why: Column = ("why", lambda row: row["reason"])
-    return _table(f"{record.name}: verdicts and why", rows, *_method(record), VERDICT, why)
+    columns: Columns = {"verdict": itemgetter("verdict"), "why": itemgetter("reason")}
+    return _table(f"{record.name}: verdicts and why", rows, _method(record) | columns)
 
 
-def _attacked(
-    record: Record, protocol: str, marks: Sequence[int], show: Callable[[Mapping[str, float]], str]
-) -> tuple[list[Row], list[Column]]:
-    """Return the rows, identity first, and columns of what attackers reach."""
-    part = _part(record, protocol)
+def _attacked(record: Record, marks: Sequence[int], show: Callable[[Row], str]) -> Columns:
+    """Return the columns of what attackers reach: descent by step, its cost, and ridge."""
 
-    def descent(step: int) -> Column:
-        def text(row: Row) -> str:
-            points = row["attacks"].get(DESCENT, {}).get("curve", [])
-            return next((show(point) for point in points if point["steps"] == step), BLANK)
+    def at(step: int | None) -> Callable[[Row], Any]:
+        return lambda row: (point := reached(row["attacks"], step)) and show(point)
 
-        return f"@{step}", text
-
-    def ridge(row: Row) -> str:
-        score = row["attacks"].get(CLOSED_FORM, {}).get("score")
-        return BLANK if score is None else show(score)
-
-    steps = [descent(step) for step in marks if step <= record.settings["budget"]]
-    cost: Column = ("cost ×", lambda row: number(row["attacks"].get(DESCENT, {}).get("multiplier")))
-    identity = {"label": "identity", "attacks": part["identity"]}
-    return [identity, *part["rows"]], [*steps, cost, ("ridge", ridge)]
+    return {
+        **{f"@{step}": at(step) for step in marks if step <= record.settings["budget"]},
+        "cost ×": lambda row: row["attacks"].get(DESCENT, {}).get("multiplier"),
+        "ridge": at(None),
+    }
 
 
-def house_prices_attack_table(record: Record) -> Table:
+def r2_table(record: Record) -> Table:
     """Return what attackers reach on House Prices: R² of descent by step, its cost, and ridge."""
     title = (
         "House Prices: R² on SalePrice that attackers with rows of their own reach, "
         "median (lowest to highest) over seeds"
     )
-    rows, columns = _attacked(record, "", (1, 10, 100, 1000), _r2)
-    return _table(title, rows, *_method(record), *columns)
+    rows = [{"label": "identity", "attacks": record.figures["identity"]}, *record.figures["rows"]]
+    return _table(title, rows, _method(record) | _attacked(record, (1, 10, 100, 1000), _r2))
 
 
-def _r2(reached: Mapping[str, float]) -> str:
+def _r2(point: Row) -> str:
     """Return the median, with the lowest and the highest where they differ."""
-    middle, low, high = (
-        "< −1"
-        if reached[key] < -1
-        else f"{reached[key]:.2f}".replace("-0.00", "0.00").replace("-", "−")
-        for key in ("median", "low", "high")
-    )
+    values = [point[key] for key in ("median", "low", "high")]
+    texts = [f"{value:.2f}" if value >= -1 else "< −1" for value in values]
+    middle, low, high = (text.replace("-0.00", "0.00").replace("-", "−") for text in texts)
     return middle if middle == low == high else f"{middle} ({low} to {high})"
 
 
 def floor_table(record: Record) -> Table:
     """Return both κ of the inputs, and of the same inputs in units ten times smaller."""
     rows = [{"task": task, **record.figures["pair"][task]} for task in ("primary", "harmful")]
-    heads = {
-        "released": "released κ",
-        "released_tenfold": "… of 10 × the inputs",
-        "honest": "honest κ",
-        "rank": "rank",
-        "dimension": "of",
-    }
-    columns = [(head, lambda row, key=key: number(row[key])) for key, head in heads.items()]
-    title = "House Prices: condition numbers of the inputs themselves"
-    return _table(title, rows, ("task", lambda row: row["task"]), *columns)
+    heads = {"task": "task", "released": "released κ", "released_tenfold": "… of 10 × the inputs"}
+    heads |= {"honest": "honest κ", "rank": "rank", "dimension": "of"}
+    columns: Columns = {head: itemgetter(key) for key, head in heads.items()}
+    return _table("House Prices: condition numbers of the inputs themselves", rows, columns)
 
 
-def _median_rir(kind: str, head: str) -> Column:
-    return head, lambda row: number(row[kind]["rir"]["median"]) if kind in row else BLANK
+def _median_rir(kind: str) -> Callable[[Row], Any]:
+    return lambda row: row[kind]["rir"]["median"] if kind in row else None
 
 
-MEDIANS = [_median_rir("released", "median RIR, released"), _median_rir("honest", "honest")]
+MEDIANS = {"median RIR, released": _median_rir("released"), "honest": _median_rir("honest")}
 
 
-def mnist_pairs_table(record: Record) -> Table:
+def pairs_table(record: Record) -> Table:
     """Return how many pairs succeed, the median pair, and the pairs without any θ."""
     part, said = _part(record), printed("mnist")["successes"]
     total = len(part["pairs"])
     rows = [row for row in part["rows"] if "successes" in row]
-    columns: list[Column] = [
-        ("successes, published", lambda row: str(said.get(ROWS[row["method"]].said, BLANK))),
-        ("released κ ≥ 10", lambda row: str(row["successes"]["released"]["large"])),
-        ("honest κ ≥ 10", lambda row: str(row["successes"]["honest"]["large"])),
-        *MEDIANS,
-        ("without θ", lambda row: str(total - row["successes"]["released"]["pairs"])),
-    ]
+    columns: Columns = {
+        **_method(record),
+        "successes, published": lambda row: said.get(ROWS[row["method"]].said),
+        "released κ ≥ 10": lambda row: row["successes"]["released"]["large"],
+        "honest κ ≥ 10": lambda row: row["successes"]["honest"]["large"],
+        **MEDIANS,
+        "without θ": lambda row: total - row["successes"]["released"]["pairs"],
+    }
     title = f"MNIST, paper protocol: of {total} pairs, those with RIR of at least 10"
-    return _table(title, rows, *_method(record), *columns)
+    return _table(title, rows, columns)
 
 
-def mnist_binary_table(record: Record) -> Table:
+def binary_table(record: Record) -> Table:
     """Return the binary protocol: RIR, RIR*, and the accuracy that attackers reach."""
     part = _part(record, "binary")
-    top, total = number(_ceiling(part)), len(part["pairs"])
-    (identity, *rows), attacked = _attacked(
-        record, "binary", (1, 10, 100, 200), lambda reached: percent(reached["mean"])
-    )
-    one = {kind: {"rir": {"median": 1}} for kind in KINDS}
-    identity = {**identity, **one, "successes": {"released": {"pairs": total}}}
-    columns: list[Column] = [
-        ("method", lambda row: row["label"]),
-        (
-            "pairs",
-            lambda row: str(row["successes"]["released"]["pairs"] if "successes" in row else 0),
-        ),
-        *MEDIANS,
-        ("RIR*", lambda row: top),
-    ]
+    identity = {
+        "label": "identity",
+        "attacks": part["identity"],
+        "successes": {"released": {"pairs": len(part["pairs"])}},
+        **{kind: {"rir": {"median": 1}} for kind in KINDS},
+    }
+    columns: Columns = {
+        "method": itemgetter("label"),
+        "pairs": lambda row: row["successes"]["released"]["pairs"] if "successes" in row else 0,
+        **MEDIANS,
+        "RIR*": lambda row: _ceiling(part),
+        **_attacked(record, (1, 10, 100, 200), lambda point: percent(point["mean"])),
+    }
     title = "MNIST, binary protocol: test accuracy (%) of attackers, mean over the pairs"
-    return _table(title, [identity, *rows], *columns, *attacked)
+    return _table(title, [identity, *part["rows"]], columns)
 
 
-def mnist_path_table(record: Record) -> Table:
+def path_table(record: Record) -> Table:
     """Return RIR of Algorithm 1 along the epochs at the table's own step size, over the pairs."""
     points, step = record.figures["path"]["points"], record.figures["path"]["step"]
     pairs = {(p, h) for p, h, *_ in points}
@@ -219,49 +196,36 @@ def flat_table(record: Record) -> Table:
     Besides both factors and RIR there are ``ceiling`` (RIR*), the verdict, and for each attack
     what it reaches at the end and the multiple of its cost.
     """
-    rows: list[list[str]] = []
+    lines: list[list[str]] = []
     for protocol in record.figures.get("protocols", [""]):
         part = _part(record, protocol)
         for row in part["rows"]:
-            found: list[tuple[str, str, Sequence[float], str]] = []  # κ, figure, values, text
-            for kind in ("published", *KINDS):
-                for factor, cell in (row.get(kind) or {}).items():
-                    pair = [cell["mean"], cell["std"]] if isinstance(cell, Mapping) else cell
-                    found.append((kind, factor, pair, ""))
-            found.append(("honest", "ceiling", [_ceiling(part)], ""))
+            found = {
+                (kind, factor): _mean_and_std(cell)
+                for kind in ("published", *KINDS)
+                for factor, cell in (row.get(kind) or {}).items()
+            }
+            found["honest", "ceiling"] = [_ceiling(part)]
             for attack in ATTACKS:
-                if "score" in row["attacks"].get(attack, {}):
-                    score, cost = (row["attacks"][attack][k] for k in ("score", "multiplier"))
-                    middle = score["median"] if "median" in score else score["mean"]
-                    found.append(("", f"{attack} score", [middle], ""))
-                    found.append(("", f"{attack} cost ×", [cost], ""))
+                each = row["attacks"].get(attack, {})
+                if score := each.get("score"):
+                    found["", f"{attack} score"] = [score.get("median", score.get("mean"))]
+                    found["", f"{attack} cost ×"] = [each["multiplier"]]
+            texts = {key: [repr(float(v)) for v in values] for key, values in found.items()}
             if row["published"]:
-                found.append(("", "verdict", [], row["verdict"]))
-            name = [record.name, protocol, row["method"]]
-            name += [str(row.get(key) or "") for key in ("step", "epochs")]
-            for kind, figure, values, text in found:
-                cells = [*(repr(float(value)) for value in values), "", ""]
-                rows.append([*name, kind, figure, *cells[:2], text])
+                texts["", "verdict"] = ["", "", row["verdict"]]
+            name = [str(row.get(key) or "") for key in ("method", "step", "epochs")]
+            for key, cells in texts.items():
+                lines.append([record.name, protocol, *name, *key, *[*cells, "", ""][:3]])
     columns = ["experiment", "protocol", "method", "step", "epochs", "kappa", "figure"]
-    return Table(record.name, [*columns, "value", "std", "text"], rows)
+    return Table(record.name, [*columns, "value", "std", "text"], lines)
 
 
+HOUSE = {"": rir_table, "attackers": r2_table, "reasons": reasons_table, "factors": factors_table}
+MNIST = {"": rir_table, "binary": binary_table, "reasons": reasons_table, "pairs": pairs_table}
 TABLES: dict[str, dict[str, Callable[[Record], Table]]] = {
-    "house-prices": {
-        "": rir_table,
-        "attackers": house_prices_attack_table,
-        "reasons": reasons_table,
-        "factors": factors_table,
-        "floor": floor_table,
-    },
-    "mnist": {
-        "": rir_table,
-        "binary": mnist_binary_table,
-        "reasons": reasons_table,
-        "pairs": mnist_pairs_table,
-        "factors": factors_table,
-        "path": mnist_path_table,
-    },
+    "house-prices": {**HOUSE, "floor": floor_table},
+    "mnist": {**MNIST, "factors": factors_table, "path": path_table},
 }
 
 
