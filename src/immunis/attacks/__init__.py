@@ -14,12 +14,7 @@ from importlib import import_module
 from immunis.attacks.contract import Attack
 from immunis.core.errors import SettingsError, unknown
 
-FAMILIES = {  # by name, the folder
-    "probes": "probes",
-    "surgery": "surgery",
-    "fine-tuning": "finetuning",
-    "adaptive": "adaptive",
-}
+FAMILIES = {f: f.replace("-", "") for f in ("probes", "surgery", "fine-tuning", "adaptive")}
 BUDGETS = {"quick": 200, "standard": 250, "full": 10_000}  # each preset has the smaller ones too
 
 
@@ -36,9 +31,8 @@ def _found_in(folder: str) -> tuple[Attack, ...]:
 GROUPS = {family: _found_in(folder) for family, folder in FAMILIES.items()}
 ATTACKS = {attack.name: attack for group in GROUPS.values() for attack in group}
 PROBES = sorted(GROUPS["probes"], key=lambda attack: attack.telling)  # the most telling first
-_SMALLER = {"quick": ("quick",), "standard": ("quick", "standard"), "full": tuple(BUDGETS)}
 PRESETS = {
-    preset: (tuple(a.name for a in ATTACKS.values() if a.preset in _SMALLER[preset]), budget)
+    preset: (tuple(a.name for a in ATTACKS.values() if BUDGETS[a.preset] <= budget), budget)
     for preset, budget in BUDGETS.items()
 }
 SETTINGS = sorted({"probe", *(name for a in ATTACKS.values() for name in a.settings)})

@@ -78,7 +78,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Samples:
-    """A task as arrays; ``outputs`` is the number of classes or targets."""
+    """A task as arrays: its kind, and the number of classes or targets."""
 
     kind: str
     outputs: int
@@ -92,16 +92,11 @@ class Arena:
 
     Attributes:
         cut: the model; an attack that changes it takes ``cut.copy()``.
-        kind: ``"classification"`` or ``"regression"``.
-        outputs: number of classes or targets.
-        train: the attacker's data.
-        test: held-out data.
         cache: features of training and test rows, by layer (``""`` for the model's features).
         extraction_flops: cost of reading one sample's features.
         harmless: a harmless task, for attacks that train on one first.
         budget: largest number of optimizer steps.
         seed: decides the split, first weights and batches.
-        device: where to train.
         notes: what a run wants the record to say.
         fold: which fifth of the training rows validates.
         refit: fit on the validation rows too, once settings are chosen.
@@ -176,7 +171,7 @@ class Arena:
         return tensor(part).to(torch.int64 if self.kind == "classification" else torch.float64)
 
 
-Values = Sequence[Any] | Callable[[Arena], Sequence[Any]]
+Searched = Mapping[str, Sequence[Any] | Callable[[Arena], Sequence[Any]]]
 
 
 @dataclass(frozen=True)
@@ -198,7 +193,7 @@ class Attack:
     """
 
     run: Callable[[Arena, Settings], Curve] | None = None
-    settings: Mapping[str, Values] = field(default_factory=dict)
+    settings: Searched = field(default_factory=dict)
     reads: Sequence[str] | Callable[[Cut], Sequence[str]] = ("",)
     features: Callable[[Arena, Settings], Arrays] | None = None
     closed_form: bool = False
@@ -212,6 +207,12 @@ class Attack:
     def layers(self, cut: Cut) -> tuple[str, ...]:
         """Return the layers of a model whose features must be cached."""
         return tuple(self.reads(cut) if callable(self.reads) else self.reads)
+
+
+def read_features(cut: Cut, inputs: np.ndarray) -> Tensor:
+    """Return a model's features of some inputs, without gradients, on the CPU."""
+    with torch.no_grad():
+        return torch.cat([cut.features(block).cpu() for block in tensor(inputs).split(512)])
 
 
 def if_patient(*values: Any) -> Callable[[Arena], Sequence[Any]]:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from immunis.attacks.contract import Step
+from immunis.attacks.contract import Arena, Step
 from immunis.attacks.features import Features, Map
-from immunis.attacks.meter import checkpoints, count_flops
+from immunis.attacks.meter import checkpoints, count_flops, solve_flops
+from immunis.theory.gram import gram_of
+from immunis.theory.ridge import ridge_probe
 from immunis.theory.scale import check_size
 
 BATCH = 256
@@ -22,6 +24,12 @@ def one_step(features: Features, flops: float, predict: Map) -> list[Step]:
     """Return the curve of a closed-form attack: one step that sees every sample once."""
     scores = partial(features.scores, predict)
     return [Step(1, features.samples, features.spent + flops, scores)]
+
+
+def solve_ridge(features: Features, ridge: float) -> tuple[Tensor, Tensor, float]:
+    """Return weights and bias of a ridge probe (D×C, C), and the operations of the solve."""
+    weights, bias = ridge_probe(gram_of(features.z, features.targets()), ridge)
+    return weights, bias, solve_flops(features.samples, features.dimension, features.outputs)
 
 
 def least_squares(
@@ -62,22 +70,55 @@ def least_squares(
             return
 
 
+def in_batches(
+    arena: Arena,
+    optimizer: torch.optim.Optimizer,
+    train: Callable[[Tensor, torch.Generator], None],
+    scores: Callable[[], tuple[float, float]],
+    rows: Tensor,
+    size: int,
+    spent: float,
+) -> Iterator[Step]:
+    """Call ``train`` on shuffled batches of rows with a cosine schedule; yield checkpoints.
+
+    A batch that does not fit the memory is halved, and the arena's notes say so.
+    """
+    budget, generator = arena.budget, arena.generator()
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, budget)
+    marks, order = set(checkpoints(budget)), rows[:0]
+    size, flops, step, seen = min(size, len(rows)), 0.0, 0, 0
+    while step < budget:
+        if len(order) < size:
+            order = rows[torch.randperm(len(rows), generator=generator)]
+        batch, order = order[:size], order[size:]
+        try:
+            if flops:
+                train(batch, generator)
+            else:
+                flops = count_flops(partial(train, batch, generator))[1] / size
+        except (MemoryError, torch.OutOfMemoryError):
+            if size == 1:
+                raise
+            size //= 2
+            arena.notes.append(f"out of memory: continued with batches of {size}")
+            continue
+        schedule.step()
+        step, seen = step + 1, seen + size
+        if step in marks:
+            yield Step(step, seen, spent + seen * flops, scores)
+
+
 def minibatches(
     features: Features, probe: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[Step]:
-    """Train a probe on mini-batches of features with a cosine schedule; yield checkpoints.
+    """Train a probe on mini-batches of features.
 
     Regression targets are standardised for training, so that step sizes do not depend on units.
     """
-    arena = features.arena
-    generator, marks = arena.generator(), set(checkpoints(arena.budget))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arena.budget)
     units = Units(features.y, features.kind)
     z, y = features.z.float(), units.strip(features.y)
-    size, flops = min(BATCH, len(z)), 0.0
-    order = torch.empty(0, dtype=torch.int64)
 
-    def train(rows: Tensor) -> None:
+    def train(rows: Tensor, _: torch.Generator) -> None:
         optimizer.zero_grad()
         loss_of(probe(z[rows]), y[rows], features.kind).backward()
         optimizer.step()
@@ -89,18 +130,8 @@ def minibatches(
         return outputs
 
     probe.train()
-    for step in range(1, arena.budget + 1):
-        if len(order) < size:
-            order = torch.randperm(len(z), generator=generator)
-        rows, order = order[:size], order[size:]
-        if step == 1:
-            _, flops = count_flops(partial(train, rows))
-        else:
-            train(rows)
-        schedule.step()
-        if step in marks:
-            spent = features.spent + step * flops
-            yield Step(step, step * size, spent, partial(features.scores, predict))
+    rows, scores = torch.arange(len(z)), partial(features.scores, predict)
+    return in_batches(features.arena, optimizer, train, scores, rows, BATCH, features.spent)
 
 
 def train_linear(

@@ -20,7 +20,7 @@ from immunis.data.task import target_matrix
 from immunis.theory.feature_maps import unit_rows
 from immunis.theory.scale import check_size, power_of_two
 from immunis.theory.scores import score
-from immunis.theory.spectrum import eigh, relative_cutoff
+from immunis.theory.spectrum import relative_cutoff
 
 if TYPE_CHECKING:
     from immunis.attacks.contract import Arena
@@ -87,24 +87,30 @@ class Features:
         mapped.spent += spent
         return mapped
 
+    def unit(self) -> Features:
+        """Return the problem divided by a power of two: exact, and squares then fit the dtype."""
+        power = power_of_two(self.z)
+        return self.map(lambda z: z / power)
+
     def standardised(self) -> Features:
         """Return the problem with every feature centred and of unit deviation."""
-        z, power = self._unit()
-        mean, deviation = z.mean(0), z.std(0)
+        unit = self.unit()
+        mean, deviation = unit.z.mean(0), unit.z.std(0)
         scale = torch.where(deviation > 1e-12 * deviation.max(), deviation, torch.inf)
-        return self.map(lambda z: (z / power - mean) / scale)
+        return unit.map(lambda z: (z - mean) / scale)
 
     def scaled(self) -> Features:
         """Return the problem with one common factor that makes the mean square one."""
-        z, power = self._unit()
-        size = z.square().mean().sqrt()
-        return self.map(lambda z: z / power / torch.where(size > 0, size, 1.0))
+        unit = self.unit()
+        size = unit.z.square().mean().sqrt()
+        return unit.map(lambda z: z / torch.where(size > 0, size, 1.0))
 
     def white(self, ridge: float = 0.0) -> Features:
         """Return the problem in coordinates where the features are white."""
-        mean, transform = whitening(self.z, ridge)
+        unit = self.unit()
+        mean, transform = whitening(unit.z, ridge)
         spent = whiten_flops(self.samples, self.dimension)
-        return self.map(lambda z: (z.double() - mean) @ transform, spent)
+        return unit.map(lambda z: (z.double() - mean) @ transform, spent)
 
     def in_basis(self, basis: str) -> Features:
         """Return the problem in a basis: given, standardised, white or unit.
@@ -112,10 +118,9 @@ class Features:
         For ``"unit"`` rows are brought to one length from the median of each feature, made white
         (or standardised, where samples are few), and brought to one length again, √D.
         """
-        if basis == "given":
-            return self
-        if basis != "unit":
-            return self.white() if basis == "white" else self.standardised()
+        plain = {"given": self.unit, "standardised": self.standardised, "white": self.white}
+        if basis in plain:
+            return plain[basis]()
         scaled = self.scaled()
         middle = scaled.z.double().median(0).values
         even = scaled.map(lambda z: unit_rows(z - middle))
@@ -127,18 +132,14 @@ class Features:
         """True if there are enough samples to tell directions apart."""
         return self.samples >= SAMPLES * self.dimension
 
-    def _unit(self) -> tuple[Tensor, float]:
-        """Features to fit on at unit scale, where their squares fit their dtype."""
-        power = power_of_two(self.z)
-        return self.z / power, power
-
 
 def whitening(z: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Return the mean of z, and ``(Σ + ridge·tr(Σ)/D·I)^{-1/2}`` on the range of Σ."""
     check_size(z.double(), "features")
     mean = z.double().mean(0)
     centred = z.double() - mean
-    values, vectors = eigh(centred.T @ centred / len(z))
+    found = torch.linalg.eigh(centred.T @ centred / len(z))
+    values, vectors = found.eigenvalues.flip(0), found.eigenvectors.flip(1)
     keep = values > values[0] * relative_cutoff(len(values), torch.finfo(z.dtype).eps)
     damped = values[keep] + ridge * values.clamp(min=0).mean()
     return mean, vectors[:, keep] * damped.rsqrt()

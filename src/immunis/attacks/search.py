@@ -23,15 +23,7 @@ Space = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best run of a search.
-
-    Attributes:
-        settings: what was chosen.
-        points: the learning curve with it.
-        trials: number of settings tried.
-        costs: operations of every run, over folds and inner searches.
-        notes: what the runs want the record to say.
-    """
+    """The best run of a search; ``costs`` are operations of every run, inner searches included."""
 
     settings: Settings
     points: list[Point]
@@ -98,12 +90,8 @@ def search(
     fifths, and their *median* to three digits decides: R² has no lower bound, so one row unlike
     all others can outweigh the rest, in one fifth or in a mean.
 
-    Args:
-        attack: what to run.
-        arena: on what.
-        trials: None for the whole grid; a number lets optuna choose that many settings
-            between the space's ends (extra ``search``).
-        only: values to keep of the space, by setting.
+    With ``trials`` optuna chooses that many settings between the ends of the space (extra
+    ``search``), in place of the whole grid; ``only`` names values to keep.
     """
     space = space_of(attack, arena, only)
     merit: Callable[[list[float]], Any] = np.mean

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from immunis.attacks.contract import Arena, NotApplicableError, Settings, Step, Values, tensor
-from immunis.attacks.curves import Units, loss_of
-from immunis.attacks.meter import checkpoints, count_flops
+from immunis.attacks.contract import Arena, NotApplicableError, Searched, Settings, Step, tensor
+from immunis.attacks.curves import Units, in_batches, loss_of
 from immunis.models.cut import Cut
 from immunis.theory.scores import score
 
 BATCH = 128
-TUNING: Mapping[
-    str, Values
-] = {  # what every fine-tuning attack searches; AdamW takes a hundredth of the rate
+# What every fine-tuning attack searches. AdamW takes a hundredth of the rate.
+TUNING: Searched = {
     "optimizer": ("sgd", "adamw"),
     "rate": (0.01, 0.1),
     "schedule": lambda arena: ("short", "long") if arena.patient else ("long",),
@@ -53,7 +52,7 @@ def tune(
     teacher: Callable[[Tensor], Tensor] | None = None,
     spent: float = 0.0,
 ) -> Iterator[Step]:
-    """Train the head and ``trainable`` on the attacker's data; yield a step at every checkpoint.
+    """Train the head and ``trainable`` on the attacker's data.
 
     ``teacher(rows)`` returns soft targets for rows of the training data, to learn beside the
     labels. ``spent`` are operations made beforehand.
@@ -68,18 +67,12 @@ def tune(
         optimizer = torch.optim.SGD(active, lr=rate, momentum=0.9, nesterov=True)
     else:
         optimizer = torch.optim.AdamW(active, lr=rate / 100, weight_decay=0.01)
-    budget = arena.budget if settings["schedule"] == "long" else max(1, arena.budget // 4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, budget)
-    generator, marks = arena.generator(), set(checkpoints(budget))
-    inputs = tensor(arena.train.inputs).to(arena.device)
-    labels = arena.labels(arena.train.labels)
+    inputs, labels = tensor(arena.train.inputs).to(arena.device), arena.labels(arena.train.labels)
     fit = torch.from_numpy(arena.rows[0])
     units = Units(labels[fit], arena.kind)
-    size, flops = min(BATCH, len(fit)), 0.0
     network.to(arena.device).train()
-    order = fit[:0]
 
-    def train(rows: Tensor) -> None:
+    def train(rows: Tensor, generator: torch.Generator) -> None:
         x = _augmented(inputs[rows], generator) if settings["augment"] else inputs[rows]
         optimizer.zero_grad()
         outputs = network(x)
@@ -92,27 +85,10 @@ def tune(
         nn.utils.clip_grad_norm_(active, 5.0)
         optimizer.step()
 
-    step = seen = 0
-    while step < budget:
-        if len(order) < size:
-            order = fit[torch.randperm(len(fit), generator=generator)]
-        rows, order = order[:size], order[size:]
-        try:
-            if flops:
-                train(rows)
-            else:
-                flops = count_flops(partial(train, rows))[1] / size
-        except (MemoryError, torch.OutOfMemoryError):
-            if size == 1:
-                raise
-            size //= 2
-            arena.notes.append(f"out of memory: continued with batches of {size}")
-            continue
-        schedule.step()
-        step, seen = step + 1, seen + size
-        if step in marks:
-            scores = partial(_scores, arena, network, units)
-            yield Step(step, seen, spent + seen * flops, scores)
+    scores = partial(_scores, arena, network, units)
+    if settings["schedule"] == "short":
+        arena = replace(arena, budget=max(1, arena.budget // 4))
+    return in_batches(arena, optimizer, train, scores, fit, BATCH, spent)
 
 
 def _scores(arena: Arena, network: Network, units: Units) -> tuple[float, float]:
@@ -122,13 +98,10 @@ def _scores(arena: Arena, network: Network, units: Units) -> tuple[float, float]
         outputs = torch.cat([network(block).cpu() for block in inputs.split(512)])
         return score(units.restore(outputs), labels, arena.kind)
 
-    held = arena.rows[1]
-    train, test = arena.train, arena.test
+    train, test, held = arena.train, arena.test, arena.rows[1]
     network.eval()
-    found = (
-        of(tensor(train.inputs[held]), arena.labels(train.labels[held])),
-        of(tensor(test.inputs), arena.labels(test.labels)),
-    )
+    validation = of(tensor(train.inputs[held]), arena.labels(train.labels[held]))
+    found = validation, of(tensor(test.inputs), arena.labels(test.labels))
     network.train()
     return found
 

@@ -6,7 +6,6 @@ come from a Gram in float64. Whoever has the weights is bound by neither.
 
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,14 +16,12 @@ from immunis.attacks.contract import (
     NotApplicableError,
     Settings,
     Step,
-    tensor,
+    read_features,
 )
 from immunis.attacks.features import Features
 from immunis.attacks.meter import whiten_flops
-from immunis.models.cut import Cut
 
 CUTOFFS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14)
-BATCH = 256
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
@@ -33,7 +30,7 @@ def run(arena: Arena, settings: Settings) -> Curve:
     cut = arena.cut.copy()
     cut.model.to(device, torch.float64)
     try:
-        parts = [_read(cut, part.inputs) for part in (arena.train, arena.test)]
+        parts = [read_features(cut, part.inputs).double() for part in (arena.train, arena.test)]
     except (RuntimeError, TypeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -53,13 +50,6 @@ def run(arena: Arena, settings: Settings) -> Curve:
         weights = (right[:rank].T / sizes[:rank]) @ aims[:rank]
         flops = spent + 2.0 * features.dimension * rank * features.outputs
         yield Step(step, features.samples, flops, partial(features.scores, predict))
-
-
-def _read(cut: Cut, inputs: np.ndarray) -> Tensor:
-    """Return the features of some inputs in float64."""
-    with torch.no_grad():
-        blocks = [cut.features(block).cpu() for block in tensor(inputs).split(BATCH)]
-    return torch.cat(blocks).double()
 
 
 ATTACK = Attack(run, place=7)

@@ -1,10 +1,15 @@
 """Re-estimate BatchNorm statistics on the attacker's data, then probe."""
 
-import numpy as np
-import torch
 from torch import nn
 
-from immunis.attacks.contract import Arena, Arrays, Attack, NotApplicableError, Settings, tensor
+from immunis.attacks.contract import (
+    Arena,
+    Arrays,
+    Attack,
+    NotApplicableError,
+    Settings,
+    read_features,
+)
 
 
 def features(arena: Arena, settings: Settings) -> Arrays:
@@ -18,15 +23,11 @@ def features(arena: Arena, settings: Settings) -> Arrays:
         norm.momentum = None  # a plain average over all batches
         norm.train()
 
-    def read(inputs: np.ndarray) -> np.ndarray:
-        blocks = tensor(inputs).split(512)
-        return torch.cat([cut.features(block.to(cut.example)).cpu() for block in blocks]).numpy()
-
-    with torch.no_grad():
-        read(arena.train.inputs[arena.rows[0]])
-        for norm in norms:
-            norm.eval()
-        return read(arena.train.inputs), read(arena.test.inputs)
+    read_features(cut, arena.train.inputs[arena.rows[0]])
+    for norm in norms:
+        norm.eval()
+    train, test = (read_features(cut, part.inputs) for part in (arena.train, arena.test))
+    return train.numpy(), test.numpy()
 
 
 ATTACK = Attack(features=features, place=3)

@@ -17,13 +17,9 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return tune(arena, network, trained, settings)
 
 
-ATTACK = Attack(
-    run,
-    {
-        "stages": lambda arena: (1, 2)[: len(arena.earlier_stages)],
-        "train": ("last", "all"),
-        **TUNING,
-    },
-    (),
-    place=6,
-)
+SETTINGS = {
+    "stages": lambda arena: (1, 2)[: len(arena.earlier_stages)],
+    "train": ("last", "all"),
+    **TUNING,
+}
+ATTACK = Attack(run, SETTINGS, (), place=6)

@@ -37,9 +37,5 @@ def damping(arena: Arena) -> tuple[float, ...]:
     return LESS if arena.kind == "classification" else (1.0,)
 
 
-ATTACK = Attack(
-    run,
-    {"width": if_patient(0.1, 0.5), "damping": damping, "basis": bases},
-    closed_form=True,
-    place=13,
-)
+SETTINGS = {"width": if_patient(0.1, 0.5), "damping": damping, "basis": bases}
+ATTACK = Attack(run, SETTINGS, closed_form=True, place=13)

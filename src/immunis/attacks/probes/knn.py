@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from immunis.attacks.contract import Arena, Attack, Curve, Settings, if_patient
+from immunis.attacks.contract import Arena, Attack, Curve, Searched, Settings, if_patient
 from immunis.attacks.curves import one_step
 from immunis.attacks.features import bases
 
@@ -29,11 +29,5 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return one_step(features, 2.0 * asked * features.samples * features.dimension, predict)
 
 
-ATTACK = Attack(
-    run,
-    {"k": if_patient(5, 1, 20), "metric": ("euclidean", "cosine"), "basis": bases},
-    closed_form=True,
-    preset="quick",
-    place=12,
-    telling=3,
-)
+SETTINGS: Searched = {"k": if_patient(5, 1, 20), "metric": ("euclidean", "cosine"), "basis": bases}
+ATTACK = Attack(run, SETTINGS, closed_form=True, preset="quick", place=12, telling=3)

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from immunis.attacks.contract import Arena, Attack, Curve, NotApplicableError, Settings, Step
+from immunis.attacks.contract import (
+    Arena,
+    Attack,
+    Curve,
+    NotApplicableError,
+    Searched,
+    Settings,
+    Step,
+)
 from immunis.attacks.features import lengths
 
 TOLERANCE = 1e-4  # of the gradient, as scikit-learn has it
@@ -69,10 +77,5 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return [Step(steps, samples, flops, scores)]
 
 
-ATTACK = Attack(
-    run,
-    {"c": (1.0, 0.01, 100.0, 1e4), "basis": lengths},
-    closed_form=True,
-    needs_classes=True,
-    place=7,
-)
+SETTINGS: Searched = {"c": (1.0, 0.01, 100.0, 1e4), "basis": lengths}
+ATTACK = Attack(run, SETTINGS, closed_form=True, needs_classes=True, place=7)

@@ -18,10 +18,5 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return minibatches(features, probe, optimizer)
 
 
-ATTACK = Attack(
-    run,
-    {"rate": if_patient(0.003, 0.001, 0.01), "basis": bases},
-    preset="quick",
-    place=11,
-    telling=2,
-)
+SETTINGS = {"rate": if_patient(0.003, 0.001, 0.01), "basis": bases}
+ATTACK = Attack(run, SETTINGS, preset="quick", place=11, telling=2)

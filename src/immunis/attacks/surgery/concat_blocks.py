@@ -19,9 +19,5 @@ def features(arena: Arena, settings: Settings) -> Arrays:
     return np.concatenate(train, axis=1), np.concatenate(test, axis=1)
 
 
-ATTACK = Attack(
-    settings={"blocks": lambda arena: range(2, min(MOST, len(arena.earlier_stages) + 1) + 1)},
-    reads=lambda cut: cut.stages[-MOST:],
-    features=features,
-    place=2,
-)
+SETTINGS = {"blocks": lambda arena: range(2, min(MOST, len(arena.earlier_stages) + 1) + 1)}
+ATTACK = Attack(settings=SETTINGS, reads=lambda cut: cut.stages[-MOST:], features=features, place=2)

@@ -8,9 +8,5 @@ def features(arena: Arena, settings: Settings) -> Arrays:
     return arena.cache[settings["layer"]]
 
 
-ATTACK = Attack(
-    settings={"layer": lambda arena: arena.earlier_stages},
-    reads=lambda cut: cut.stages[:-1],
-    features=features,
-    place=1,
-)
+SETTINGS = {"layer": lambda arena: arena.earlier_stages}
+ATTACK = Attack(settings=SETTINGS, reads=lambda cut: cut.stages[:-1], features=features, place=1)
