@@ -1,0 +1,27 @@
+"""One small network and one audit of it, for all tests of audits."""
+
+import pytest
+
+from helpers.audits import run
+from immunis import immunize
+from immunis.data.sources import digit_parity
+from immunis.models.zoo import pretrained_mlp
+
+
+@pytest.fixture(scope="package")
+def tasks():
+    return digit_parity(shots=60)
+
+
+@pytest.fixture(scope="package")
+def models(tasks):
+    network = pretrained_mlp(tasks.primary, (32, 16), epochs=15)
+    return {
+        "original": network,
+        "erase": immunize(network, tasks.primary, tasks.harmful, "erase", strength=0.0),
+    }
+
+
+@pytest.fixture(scope="package")
+def result(models, tasks):
+    return run(models, tasks, ["ridge", "knn", "drop_last"], defender=tasks.harmful)
