@@ -1,7 +1,6 @@
 """Batches for training by step number: a step's rows depend on the seed and its number only.
 
-A stream draws rows from one random permutation of its data after another. So a resumed run
-continues with the batch at which it stopped, and any number of processes share the same batches.
+So a resumed run continues with the batch at which it stopped, and processes share batches.
 """
 
 from __future__ import annotations
@@ -47,11 +46,8 @@ def spread(rows: Rows, size: int) -> Rows:
 class Stream:
     """Endless batches of some rows of a task's training data, or of another ``split`` of it.
 
-    Args:
-        batch: rows per step of all processes, rounded down to a multiple of their number.
-        rows: the rows to draw from; all by default.
-        workers: processes that read ahead, for data that is not in memory.
-        device: where batches arrive, and where data in memory is kept if it fits.
+    ``batch`` is the number of rows per step of all processes, rounded down to a multiple of their
+    number. Data in memory is kept on the ``device`` if it fits; ``workers`` read other data ahead.
     """
 
     def __init__(

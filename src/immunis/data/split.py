@@ -85,31 +85,28 @@ def collate(samples: list[Any]) -> tuple[Any, list[Corrupt]]:
     try:
         return (default_collate(good) if good else None), bad
     except (RuntimeError, TypeError, KeyError) as error:
-        raise InputError(
-            f"samples cannot be joined to a batch: {str(error).splitlines()[0][:200]}. Each must "
-            "be a pair (inputs, label), with inputs of one shape."
-        ) from error
+        told, wanted = (
+            str(error).splitlines()[0][:200],
+            "a pair (inputs, label), inputs of one shape",
+        )
+        raise InputError(f"samples cannot be joined to a batch: {told}. Give {wanted}.") from error
 
 
 def warn_of_corrupt(last: Corrupt, count: int, total: int, where: str) -> None:
     """Warn that samples were skipped; refuse more than ``MOST_CORRUPT`` of all, except one."""
     if count > max(1, MOST_CORRUPT * total):
-        raise InputError(
-            f"{where}: {count} of {total} samples cannot be read, the last {last.name} "
-            f"({last.reason}); at most {MOST_CORRUPT:.0%}, or one, are skipped. Check the files, "
-            "or download them again."
-        )
+        told = f"{count} of {total} samples cannot be read, the last {last.name} ({last.reason})"
+        most = f"at most {MOST_CORRUPT:.0%}, or one, are skipped"
+        raise InputError(f"{where}: {told}; {most}. Check the files, or download them again.")
     told = f"skipped {last.name} ({last.reason}); {count} of {total} samples so far."
     warnings.warn(f"{where}: {told}", stacklevel=4)
 
 
 class Split:
-    """One part of a task (its training or test data), streamed in batches.
+    """One part of a task, its training or test data, streamed in batches.
 
-    Args:
-        source: a pair ``(inputs, labels)`` of tensors or arrays of any real dtype, a ``Dataset`` of
-            such pairs, or a ``DataLoader`` of batches of them.
-        where: the name of the split in error messages.
+    ``source`` is a pair ``(inputs, labels)`` of tensors or arrays of any real dtype, a ``Dataset``
+    of such pairs, or a ``DataLoader`` of batches of them. ``where`` names the split in errors.
     """
 
     def __init__(self, source: Any, where: str) -> None:
@@ -177,10 +174,8 @@ class Split:
             options = {name: getattr(source, name) for name in names}
             source = self._sampled(source)
         if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
-            raise InputError(
-                f"{self.where}: training draws samples in an order of its own, so it needs a "
-                "Dataset with __len__ and __getitem__, not one that only iterates."
-            )
+            wanted = "a Dataset with __len__ and __getitem__, not one that only iterates"
+            raise InputError(f"{self.where}: training draws rows at random and needs {wanted}.")
         return guarded(source) if options["collate_fn"] is collate else source, options
 
     def _sampled(self, loader: DataLoader) -> Dataset:
@@ -194,10 +189,8 @@ class Split:
         if plain and (once or in_order):
             return data
         kind = type(sampler if plain else loader.batch_sampler).__name__
-        raise InputError(
-            f"{self.where}: training draws samples in an order of its own and cannot follow a "
-            f"{kind}. Give a DataLoader of Subset(dataset, rows) with the rows it may draw."
-        )
+        hint = "Give a DataLoader of Subset(dataset, rows) with the rows it may draw"
+        raise InputError(f"{self.where}: training cannot follow a {kind}. {hint}.")
 
     def checked(self, batches: Iterable[Any]) -> Iterator[Batch | None]:
         """Yield each batch of a loader, checked, or None if all of its samples are corrupt."""

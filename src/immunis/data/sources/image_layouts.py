@@ -1,9 +1,8 @@
 """Lists of images: class folders, Hugging Face parquet, Stanford Cars' devkit, or timm.
 
 The folder shows which it is: ``train.parquet`` (or ``[data/]train-*.parquet``), a devkit beside
-``cars_train``, or ``train/CLASS/*.jpg`` as ImageNet and Country211 have it. Test data is called
-test, val, valid or validation. Of parquet the columns ``image`` and ``label`` are read, or else the
-only column of bytes and the only one of integers.
+``cars_train``, or ``train/CLASS/*.jpg`` as ImageNet and Country211 have it. Of parquet the columns
+``image`` and ``label`` are read, or else the only column of bytes and the only one of integers.
 """
 
 from __future__ import annotations
@@ -67,10 +66,8 @@ def read_images(
         raise refused
     if any(base.glob("**/cars_*_annos*.mat")) and not timm:
         return Images(_from_cars(base, split), size, scaling=scaling)
-    raise InputError(
-        f"{base} holds no {split} images: expected a folder {' or '.join(names)} of class folders, "
-        f"{names[0]}.parquet, or Stanford Cars' devkit beside its images."
-    )
+    wanted = f"{' or '.join(names)} of class folders, {names[0]}.parquet, or Stanford Cars' devkit"
+    raise InputError(f"{base} holds no {split} images: expected a folder {wanted}.")
 
 
 def _from_files(base: Path, name: str, classes: Sequence[str] | None) -> Listing | None:
@@ -136,10 +133,8 @@ def _columns(file: Path, schema: Any) -> list[str]:
         found = named or [field for field in schema if fits(field.type)]
         if len(found) != 1 or not fits(found[0].type) or schema.names.count(found[0].name) != 1:
             has = ", ".join(f"{field.name} ({field.type})" for field in schema)
-            raise InputError(
-                f"{file} lacks column {name}; it has {has}. Expected image (bytes) and label "
-                "(integer), or one column of either type: drop the others, or rename it."
-            )
+            wanted = "image (bytes) and label (integer), or one column of either type"
+            raise InputError(f"{file} lacks column {name}; it has {has}. Expected {wanted}.")
         chosen.append(found[0].name)
     return chosen
 

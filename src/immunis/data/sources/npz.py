@@ -57,10 +57,9 @@ def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     for part in ("train", "test") if {"x_test", "y_test"} & set(arrays) else ("train",):
         keys = f"x_{part}", f"y_{part}"
         if missing := [key for key in keys if key not in arrays]:
-            raise InputError(
-                f"{path} lacks {', '.join(missing)}; it has {', '.join(arrays) or 'nothing'}. Save "
-                "it with numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
-            )
+            has = f"it has {', '.join(arrays) or 'nothing'}"
+            hint = "Save it with numpy.savez(path, x_train=..., y_train=..., ...)"
+            raise InputError(f"{path} lacks {', '.join(missing)}; {has}. {hint}.")
         x, y = pairs[part] = arrays[keys[0]], arrays[keys[1]]
         if not y.ndim or x.shape[:1] != y.shape[:1]:
             came = f"x_{part} of shape {x.shape} and y_{part} of shape {y.shape}"
