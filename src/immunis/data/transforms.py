@@ -39,20 +39,16 @@ def mixed(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[
 
 
 def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Zoom in on a random part (60 to 100% of each side) and flip half of the images.
-
-    Inputs that are not images (n, C, H, W) return unchanged.
-    """
+    """Zoom in on a random part of images (n, C, H, W), and flip half of them; keep other inputs."""
     if images.ndim != 4:
         return images
     n, device = len(images), images.device
     draw = torch.rand(4, n, generator=generator, device=device)
-    scale = 0.6 + 0.4 * draw[0]
-    shift = (2 * draw[1:3] - 1) * (1 - scale)
+    scale = 0.6 + 0.4 * draw[0]  # of each side
     mirror = torch.where(draw[3] < 0.5, -1.0, 1.0)
     theta = torch.zeros(n, 2, 3, device=device)
     theta[:, 0, 0], theta[:, 1, 1] = scale * mirror, scale
-    theta[:, 0, 2], theta[:, 1, 2] = shift[0], shift[1]
+    theta[:, :, 2] = ((2 * draw[1:3] - 1) * (1 - scale)).T
     grid = functional.affine_grid(theta, list(images.shape), align_corners=False)
     return functional.grid_sample(
         images, grid.to(images), mode="bilinear", padding_mode="reflection", align_corners=False

@@ -1,23 +1,20 @@
 """How long a recipe will take, and how much memory, from a short pilot of the real thing.
 
-Each training starts as it would and stops after a second; its progress tells the rest. Each attack
-runs with two small budgets, which tell its fixed cost from that of a step. Nothing is written.
 Expect the truth within a factor of two or three: early stopping, results kept by an earlier run
-and busy machines are not foreseen.
+and busy machines are not foreseen. Nothing is written.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import resource
 import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
@@ -28,7 +25,6 @@ from immunis.attacks.search import search, space_of
 from immunis.audits.audit import TRANSFER, Effort
 from immunis.audits.feature_cache import Reader, samples_of
 from immunis.core.errors import ImmunisError
-from immunis.core.hashing import key_of
 from immunis.core.jobs import Job, sweep
 from immunis.core.progress import Progress, silent
 from immunis.data.sources import Tasks
@@ -40,12 +36,7 @@ from immunis.training.settings import training_of
 
 LONG, SHORT = 1.0, 0.2  # seconds of a training pilot, and those that noise decides
 FEW = (4, 12)  # steps of the two pilots of whatever reports no progress
-
-
-def _peak() -> int:
-    """Return the peak memory of this process in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+PEAK = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of ``ru_maxrss``
 
 
 @dataclass
@@ -54,13 +45,8 @@ class Estimate:
 
     parts: dict[str, float]
     notes: list[str] = field(default_factory=list)
-    memory: int = field(default_factory=_peak)
+    memory: int = field(default_factory=lambda: PEAK * getrusage(RUSAGE_SELF).ru_maxrss)
     device_memory: int = field(default_factory=torch.cuda.max_memory_allocated)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the whole."""
-        return sum(self.parts.values())
 
     def table(self) -> Printed:
         """Return one row a part, longest first."""
@@ -72,11 +58,11 @@ class Estimate:
         memory = f"{self.memory / 2**30:.1f} GiB of memory for each process"
         if self.device_memory:
             memory += f", {self.device_memory / 2**30:.1f} GiB on the accelerator"
-        return " ".join([*self.notes, f"about {duration(self.seconds)}; {memory}."])
+        return " ".join([*self.notes, f"about {duration(sum(self.parts.values()))}; {memory}."])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {**dataclasses.asdict(self), "seconds": self.seconds}
+        return {**asdict(self), "seconds": sum(self.parts.values())}
 
 
 def duration(seconds: float) -> str:
@@ -112,32 +98,24 @@ def estimate_audit(
     runs = effort.seeds * (len(tables) + 2)  # the original and the untrained control too
     counts = Counter({attack.name: runs for attack in chosen})
     counts["finetune_all"] += effort.seeds  # from scratch
-    for name in TRANSFER if tasks.transfer else ():
-        counts[name] += len(tasks.transfer) * runs
-    samples = samples_of(tasks.attacker)
-    device = device_of((hardware or Hardware()).device)
-    arena = Arena(
-        recipe.cut(recipe.extractor(tasks.primary), tasks.primary).on(device),
-        samples.kind,
-        samples.outputs,
-        samples.train,
-        samples.test,
-        harmless=samples if tasks.transfer else None,
-        device=device,
-        budget=effort.budget or preset,
-    )
+    counts.update({name: len(tasks.transfer) * runs for name in TRANSFER if tasks.transfer})
+    samples, device = samples_of(tasks.attacker), device_of((hardware or Hardware()).device)
+    cut = recipe.cut(recipe.extractor(tasks.primary), tasks.primary).on(device)
+    data = samples.kind, samples.outputs, samples.train, samples.test
+    harmless = samples if tasks.transfer else None
+    budget = effort.budget or preset
+    arena = Arena(cut, *data, harmless=harmless, budget=budget, device=device)
     reader = Reader(torch.from_numpy(samples.train.inputs[:2]))
     for name, count in counts.items():
-        layers = ATTACKS[name].layers(arena.cut)
+        layers = ATTACKS[name].layers(cut)
         try:
-            cache = {layer: reader.read("", arena.cut, samples, layer) for layer in layers}
-            once = _attack(ATTACKS[name], dataclasses.replace(arena, cache=cache), effort)
+            cache = {layer: reader.read("", cut, samples, layer) for layer in layers}
+            once = _attack(ATTACKS[name], replace(arena, cache=cache), effort)
+            parts[name] = once * count / workers
         except NotApplicableError:
             continue
         except (ImmunisError, RuntimeError, ValueError) as error:
             notes.append(f"{name} could not be timed: {error}")
-            continue
-        parts[name] = once * count / workers
     return Estimate(parts, notes)
 
 
@@ -145,12 +123,8 @@ def estimate_jobs(jobs: Mapping[str, Job], workers: int = 1) -> Estimate:
     """Estimate a sweep from one job of each kind."""
     counts = Counter(job.kind for job in jobs.values())
     firsts = {job.kind: job for job in reversed(list(jobs.values()))}
-    return Estimate(
-        {
-            kind: counts[kind] / workers * _timed(sweep, {key_of(kind): job})
-            for kind, job in firsts.items()
-        }
-    )
+    once = {kind: _timed(sweep, {"pilot": job}) for kind, job in firsts.items()}
+    return Estimate({kind: counts[kind] / workers * seconds for kind, seconds in once.items()})
 
 
 def _timed(call: Callable[..., Any], *arguments: Any) -> float:
@@ -165,28 +139,29 @@ def _timed(call: Callable[..., Any], *arguments: Any) -> float:
 def _extrapolated(timed: Callable[[int], float], steps: int) -> float:
     """Return the seconds of many steps, ``a + c·steps``, from two short runs."""
     few, more = (min(count, steps) for count in FEW)
+    first = timed(few)
     if few == steps:
-        return timed(few)
-    first, second = timed(few), timed(more)
+        return first
+    second = timed(more)
     if first < SHORT:
         first = timed(few)  # the one before warmed up
     while second < SHORT and more < steps:
         more = min(4 * more, steps)
         second = timed(more)
-    return first + max(0.0, second - first) * (steps - few) / max(1, more - few)
+    return first + max(0.0, second - first) * (steps - few) / (more - few)
 
 
 def _attack(attack: Attack, arena: Arena, effort: Effort) -> float:
     """Return the seconds of one search.
 
-    An attack that reads features tries its whole grid. Any other tries its first setting alone,
-    since each trains the network; the others are taken to cost the same.
+    An attack that reads features tries its whole grid. Any other trains the network with its first
+    setting alone; the others are taken to cost the same.
     """
     grid = space_of(attack, arena, effort.space)
     settings = effort.trials if effort.trials and grid else math.prod(map(len, grid.values()))
 
     def timed(budget: int) -> float:
-        short = dataclasses.replace(arena, budget=budget)
+        short = replace(arena, budget=budget)
         only = space_of(attack, short, effort.space)
         if not arena.cache:
             only = {name: values[:1] for name, values in only.items()}
@@ -211,8 +186,7 @@ def _training(
         count = training_of(recipe.pretrain).evaluate
         parts["pre-training"] = _pilot(lambda p: original(recipe, tasks, hardware, None, p), count)
     for label, table in tables.items():
-        training = recipe.training_for(table)
-        if training is not None:
+        if (training := recipe.training_for(table)) is not None:
             count = training_of(training).evaluate
             parts[label] = seeds * _pilot(partial(defend, table, hardware), count)
         else:
@@ -222,7 +196,7 @@ def _training(
 
 
 class _EnoughError(Exception):
-    """The pilot has seen enough."""
+    pass
 
 
 def _pilot(run: Callable[[Progress], Any], evaluations: int) -> float:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from immunis.core.errors import InputError, unknown
 from immunis.core.settings import require
@@ -75,10 +75,10 @@ def images(
         labels = {item.label for item in train.items}
         classes = len(labels) if labels == set(range(len(labels))) else None
         part = train if rows is None else replace(train, items=[train.items[row] for row in rows])
+        both: tuple[Any, Any] = part, test
         if memory:
-            kept = load_images(part, f"{name} train"), load_images(test, f"{name} test")
-            return Task(*kept, name, classes=classes, names=train.classes)
-        return Task(part, test, name, classes=classes, names=train.classes)
+            both = load_images(part, f"{name} train"), load_images(test, f"{name} test")
+        return Task(*both, name, classes=classes, names=train.classes)
 
     first = task(*splits(primary), Path(primary).name)
     train, test = splits(harmful)
