@@ -20,23 +20,22 @@ from immunis.core.progress import Progress, silent
 from immunis.core.records import Record
 from immunis.core.settings import build
 from immunis.core.settings import whole as whole_number
-from immunis.data.checks import as_tensor
 from immunis.data.split import Split
 from immunis.data.task import Task
 from immunis.methods import LinearProblem, Method, get_method
 from immunis.methods.record import Run, linear_record, network_record
 from immunis.models.cut import Cut, Joined, logits_of, run_model
 from immunis.models.find_head import cut
-from immunis.models.heads import (
+from immunis.models.linear import (
     checked_head,
     compensated_head,
-    invertible,
+    in_dtype_of,
     least_squares_head,
     linear_layer,
+    theta_and_bias,
 )
 from immunis.models.stages import feeds, parameters_below
 from immunis.theory.gram import as_extractor, check_pair, paired_grams
-from immunis.theory.scale import in_dtype, square
 from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
 from immunis.training.settings import Training
@@ -115,8 +114,9 @@ def immunize(
     if training is None and not (network and chosen.solve is None):
         if isinstance(head, str):
             raise InputError(f"head={head!r}: expected nn.Linear; a name goes with training= only.")
+        configured = chosen.configure(settings)
         solve: Callable[..., Immunized] = _fold if network else _solve
-        return solve(model, (primary, harmful), chosen, settings, head, seed, report, began)
+        return solve(model, (primary, harmful), chosen, configured, head, seed, report, began)
 
     configured = chosen.configure(settings, network=True)
     how = build(Training, training or {}, "training")
@@ -150,7 +150,7 @@ def _solve(
     model: Any,
     tasks: tuple[Task, Task],
     method: Method,
-    settings: Mapping[str, Any],
+    settings: Any,
     head: nn.Linear | None,
     seed: int,
     progress: Progress,
@@ -162,26 +162,25 @@ def _solve(
 
     ``given`` are the tasks that the user gave, if ``tasks`` hold a network's features of them.
     """
-    configured = method.configure(settings)
     assert method.solve is not None
-    theta, bias = _theta_and_bias(model, tasks[0])
+    theta, bias = theta_and_bias(model, tasks[0])
     # With a bias, features are affine in x. The method then works on the features, from θ₀ = I,
     # and its linear map is composed with the layer afterwards.
     extractor = None if bias is None else as_extractor(model)
     origin = theta if bias is None else torch.eye(len(theta), dtype=torch.float64)
     moments = paired_grams(*tasks, extractor)
     problem = LinearProblem(origin, *moments, tasks, extractor, seed, progress)
-    solution = method.solve(problem, configured)
+    solution = method.solve(problem, settings)
     change = torch.linalg.solve(origin, solution.theta)  # T: features z become zT
     like = model.weight if isinstance(model, nn.Linear) else model
     layer = linear_layer(theta @ change, None if bias is None else bias @ change)
-    layer = _in_dtype_of(like, layer, "the immunized θ")
+    layer = in_dtype_of(like, layer, "the immunized θ")
     rounded = torch.linalg.solve(theta, layer.weight.to("cpu", torch.float64).T)
     features = moments[0].transform(origin)
     old_head = least_squares_head(features) if head is None else checked_head(head, theta, tasks[0])
     new_head, exact = compensated_head(old_head, rounded, features)
-    new_head = _in_dtype_of(like, new_head, "the compensated head")
-    said = {"method": method.name, **asdict(configured)}
+    new_head = in_dtype_of(like, new_head, "the compensated head")
+    said = {"method": method.name, **asdict(settings)}
     run = Run(given or tasks, said, solution.details, seed, time.perf_counter() - began)
     before, after = copy.deepcopy((model, old_head)), copy.deepcopy((layer, new_head))
     progress("", 1.0)
@@ -189,34 +188,18 @@ def _solve(
     return Immunized(layer, new_head, exact, measure)
 
 
-def _in_dtype_of(like: Tensor, layer: nn.Linear, what: str) -> nn.Linear:
-    for part in (layer.weight, nn.utils.parameters_to_vector(layer.parameters())):
-        in_dtype(part, like.dtype, what)
-    return layer.to(like.device, like.dtype)
-
-
-def check_foldable(whole: Cut) -> None:
-    """Raise ``InputError`` if no linear map can be folded into a network."""
-    if whole.last_linear is None:
-        raise InputError(
-            "the network's features are not the output of a linear layer, so no linear map can be "
-            "folded into it. End the extractor with nn.Linear, or train it: give training=."
-        )
-
-
 def _fold(
     model: nn.Module,
     tasks: tuple[Task, Task],
     method: Method,
-    settings: Mapping[str, Any],
+    settings: Any,
     head: nn.Linear | None,
     *more: Any,
 ) -> Immunized:
     """Immunize a network's features from θ₀ = I, and fold θ into the layer that makes them."""
     check_pair(*tasks)
-    method.configure(settings)
     whole = cut(model, tasks[0].train.first(2), tasks[0].outputs)
-    check_foldable(whole)
+    like = whole.last_layer.weight
 
     @torch.no_grad()
     def features_of(split: Split) -> tuple[Tensor, Tensor]:
@@ -231,7 +214,7 @@ def _fold(
     found = _solve(eye, (primary, harmful), method, settings, own, *more, given=tasks)
     fresh = whole.copy()
     layer, target = fresh.last_layer, fresh.head_layer if head is None else None
-    change = found.model.state_dict()["weight"].to(layer.weight)
+    change = found.model.state_dict()["weight"].to(like)
     if target is not None and target.bias is None and not found.exact:
         raise InputError(
             "the network's head has no bias to compensate a singular map; use a strength above 0."
@@ -241,28 +224,7 @@ def _fold(
             parameter.copy_(change @ parameter)
         for name, parameter in () if target is None else target.named_parameters():
             parameter.copy_(found.head.get_parameter(name))
-    return replace(found, model=fresh.model, head=target or found.head.to(layer.weight))
-
-
-def _theta_and_bias(model: Any, primary: Task) -> tuple[Tensor, Tensor | None]:
-    """Return θ (D×D) and the bias of a linear extractor in float64; refuse what is not one."""
-    if not isinstance(model, nn.Linear | Tensor):
-        kind = type(model).__name__
-        raise InputError(f"expected nn.Linear, a matrix θ or a network, got {kind}.")
-    weight, bias = (model.weight.T, model.bias) if isinstance(model, nn.Linear) else (model, None)
-    theta = as_tensor(weight.detach(), "θ")
-    if not theta.is_floating_point() or not bool(torch.isfinite(theta).all()):
-        raise InputError(f"θ (dtype {theta.dtype}) must hold finite floating-point numbers.")
-    theta = square(theta).to("cpu", torch.float64)
-    if primary.input_shape != (len(theta),):
-        raise InputError(
-            f"θ reads {len(theta)} features, but {primary.name} inputs have shape "
-            f"{primary.input_shape} per sample. Flatten the inputs, or pass a θ that fits."
-        )
-    if not invertible(theta):
-        kappa = float(torch.linalg.cond(theta))
-        raise InputError(f"θ is singular (κ = {kappa:.3g}); expected an invertible one.")
-    return theta, None if bias is None else bias.detach().to("cpu", torch.float64)
+    return replace(found, model=fresh.model, head=target or found.head.to(like))
 
 
 def _checked_network(model: Any, primary: Task, harmful: Task, head: Any, how: Training) -> Cut:

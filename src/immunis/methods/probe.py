@@ -46,15 +46,13 @@ class NetworkSettings:
         even: take ρ of rows brought to one length too, as some attackers do.
         near: weight of ν, the share of the labels that a row's neighbours explain.
         recall: hide also what the original's features say of the labels, since labels of a few
-            rows can be learned by heart. It needs several times as many harmful rows as features.
-        collapse: weight of a term that draws harmful features together. It carries over to new
-            rows.
+            rows can be learned by heart. A step needs several harmful rows per feature.
+        collapse: weight of a term that draws harmful features together, in new rows too.
         distillation: weight of the divergence from the original's logits.
         keep: weight of the distance of primary features from the original's.
         hold: weight of a term that lets no direction of the primary features shrink. With
             ``keep`` it bounds κ(H_P). A step needs more primary rows than features.
-        attacker_steps: number of simulated attacker steps before ρ is taken once more, against
-            fine-tuning.
+        attacker_steps: simulated attacker's steps before ρ is taken again, against fine-tuning.
     """
 
     weight: float = 10.0
@@ -156,10 +154,6 @@ def hold(view: View) -> Tensor:
     (s − 1)², one that grows less than 1. A value of v bounds what every eigenvalue has lost:
     ``H⁰ ⪯ (1 + √(Dv))²·(H + εI)``, ε a billionth of the original's mean eigenvalue. The gradient in
     Z is ``(2/nD)·((Z − Z⁰)H⁻¹ − Z·H⁻¹MH⁻¹)``, with H damped by ε.
-
-    Raises:
-        SettingsError: if the batch has no more rows than features.
-        NumericalError: if a feature is not finite.
     """
     assert view.teacher is not None
     features = view.primary[""]
@@ -168,8 +162,7 @@ def hold(view: View) -> Tensor:
     apart, count, d = z - before, total_rows(z), z.shape[1]
     if not count > d:
         raise SettingsError(
-            f"hold: a step has {count} primary rows for {d} features; raise training's batch "
-            "above that, or leave hold at 0."
+            f"hold: a step has {count} primary rows for {d} features; raise batch, or leave it out."
         )
     h, m = (summed(x.mT @ x) / count for x in (z, apart))
     size = summed(before.square().sum()) / count / d

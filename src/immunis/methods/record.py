@@ -51,11 +51,17 @@ def linear_record(
     old, new = before[0], after[0]
     affine = isinstance(old, nn.Linear) and old.bias is not None
     grams = [paired_grams(*features, as_extractor(model)) for model in (old, new)]
+
+    def scores(model: nn.Linear | Tensor, head: nn.Linear) -> Scores:
+        extract = as_extractor(model)
+        found = answers(lambda x: head(extract(x).to(head.weight)), features[0])
+        return _scores(*found, features[0])
+
     return _record(
         run,
         relative_immunization_ratio(new, *features, reference=old),
         [_rho(harmful) for _, harmful in grams],
-        [_linear_scores(*pair, features[0]) for pair in (before, after)],
+        [scores(*pair) for pair in (before, after)],
         ceiling=ceiling(*grams[0]),
         rir_against_inputs=relative_immunization_ratio(new, *features).figures,
         # what linear maps of the inputs can do does not bound an affine extractor
@@ -122,11 +128,6 @@ def _pair(values: Iterable[Any]) -> dict[str, Any]:
 def _rho(moments: Gram) -> float | None:
     """ρ of the labels; None if they are constant."""
     return rho_of_gram(moments) if float(moments.target_scatter.trace()) > 0 else None
-
-
-def _linear_scores(model: nn.Linear | Tensor, head: nn.Linear, task: Task) -> Scores:
-    extractor = as_extractor(model)
-    return _scores(*answers(lambda x: head(extractor(x).to(head.weight)), task), task)
 
 
 def _scores(predictions: Tensor, labels: Tensor, task: Task) -> Scores:

@@ -132,8 +132,13 @@ class Cut:
 
     @property
     def last_layer(self) -> nn.Linear:
-        """Return the linear layer whose output is the features; ask ``last_linear`` first."""
-        return _linear(self.model, self.last_linear or "")
+        """Return the linear layer whose output is the features; refuse a model without one."""
+        if self.last_linear is None:
+            raise InputError(
+                "the network's features are not the output of a linear layer, so no linear map can "
+                "be folded into it. End the extractor with nn.Linear, or train it: give training=."
+            )
+        return _linear(self.model, self.last_linear)
 
     def last_weights(self) -> tuple[Tensor, Tensor]:
         """Return weight (out×in) and bias (or zeros) of ``last_layer``, float64 on the CPU."""
@@ -171,8 +176,7 @@ class Cut:
         if not chosen:
             raise SettingsError("the model has no parameters below its head: nothing to train.")
         same = {id(every[name]) for name in chosen}  # a shared parameter has several names
-        first = {id(p): name for name, p in reversed(every.items()) if id(p) in same}.values()
-        return [name for name, _ in self.model.named_parameters() if name in set(first)]
+        return [n for n, p in self.model.named_parameters() if id(p) in same and n in every]
 
     def copy(self) -> Cut:
         """Return an independent copy."""

@@ -5,7 +5,6 @@ Weights, balancing, accumulation, clipping and the optimizer belong to the train
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,7 +12,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from immunis.core.settings import require
+from immunis.core.settings import require, require_least
 
 Terms = dict[str, Tensor]
 SUPERVISED = "supervised"
@@ -145,9 +144,7 @@ class Balanced:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("weight", "multiple"):
-            value = getattr(self, name)
-            require(value is None or 0 <= value < math.inf, f"{name}={value}: need >= 0")
+        require_least(self, 0, "weight", "multiple")
 
 
 def supervised_only() -> Objective:

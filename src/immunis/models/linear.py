@@ -1,14 +1,18 @@
-"""The primary head: fit it, check it, and make it compensate a change of features."""
+"""Linear parts of a model: check an extractor θ, fit the primary head, make it compensate θ."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from immunis.core.errors import InputError
+from immunis.data.checks import as_tensor
 from immunis.data.task import Task
 from immunis.theory.gram import Gram
 from immunis.theory.ridge import ridge_weights
+from immunis.theory.scale import in_dtype, square
 from immunis.theory.spectrum import relative_cutoff
 
 
@@ -26,6 +30,34 @@ def linear_layer(weights: Tensor, bias: Tensor | None) -> nn.Linear:
         if bias is not None:
             layer.bias.copy_(bias)
     return layer.requires_grad_(False).eval()
+
+
+def theta_and_bias(model: Any, primary: Task) -> tuple[Tensor, Tensor | None]:
+    """Return θ (D×D) and the bias of a linear extractor in float64; refuse what is not one."""
+    if not isinstance(model, nn.Linear | Tensor):
+        kind = type(model).__name__
+        raise InputError(f"expected nn.Linear, a matrix θ or a network, got {kind}.")
+    weight, bias = (model.weight.T, model.bias) if isinstance(model, nn.Linear) else (model, None)
+    theta = as_tensor(weight.detach(), "θ")
+    if not theta.is_floating_point() or not bool(torch.isfinite(theta).all()):
+        raise InputError(f"θ (dtype {theta.dtype}) must hold finite floating-point numbers.")
+    theta = square(theta).to("cpu", torch.float64)
+    if primary.input_shape != (len(theta),):
+        raise InputError(
+            f"θ reads {len(theta)} features, but {primary.name} inputs have shape "
+            f"{primary.input_shape} per sample. Flatten the inputs, or pass a θ that fits."
+        )
+    if not invertible(theta):
+        kappa = float(torch.linalg.cond(theta))
+        raise InputError(f"θ is singular (κ = {kappa:.3g}); expected an invertible one.")
+    return theta, None if bias is None else bias.detach().to("cpu", torch.float64)
+
+
+def in_dtype_of(like: Tensor, layer: nn.Linear, what: str) -> nn.Linear:
+    """Return a layer in a tensor's dtype, on its device; refuse numbers out of its range."""
+    for part in (layer.weight, nn.utils.parameters_to_vector(layer.parameters())):
+        in_dtype(part, like.dtype, what)
+    return layer.to(like.device, like.dtype)
 
 
 def least_squares_head(features: Gram) -> nn.Linear:
