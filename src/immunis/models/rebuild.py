@@ -38,7 +38,8 @@ def config(
         return {**_fitting_config(model).to_dict(), "architectures": [type(model).__name__]}
     pretrained: Any = getattr(model, "pretrained_cfg", None)
     if isinstance(pretrained, Mapping):
-        name, classes = pretrained["architecture"], _classes(model)
+        name, head = pretrained["architecture"], getattr(model, "get_classifier", lambda: None)()
+        classes = getattr(head, "out_features", getattr(model, "num_classes", None))
         own = {key: pretrained[key] for key in KEPT if pretrained.get(key) is not None}
         own |= {key: pretrained.get(key) for key in ("first_conv", "classifier")}
         own |= {"num_classes": classes, **(shown(recipe.get("data", {})) or {})}
@@ -52,12 +53,6 @@ def config(
         labels = _labels(model)
         return {"library": "torchvision", "architecture": named, "num_classes": labels, **args}
     return {"architectures": [type(model).__name__], "library": "torch"}
-
-
-def _classes(model: nn.Module) -> int | None:
-    """Return the outputs of a timm model's head, which may have been replaced."""
-    head: Any = getattr(model, "get_classifier", lambda: None)()
-    return getattr(head, "out_features", getattr(model, "num_classes", None))
 
 
 def _labels(model: nn.Module) -> int | None:

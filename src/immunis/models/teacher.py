@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from immunis.core.errors import InputError
-from immunis.models.cut import Cut, logits_of, run_model
+from immunis.models.cut import OUTPUT, Cut, logits_of, run_model
 
 ROWS = 3  # to search on
 
@@ -179,17 +179,16 @@ class Teacher:
     def _run(self, inputs: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return answers and features of a pass in which modules return what is given."""
         modules = {name: self._cut.model.get_submodule(name) for name in given}
-        model = WithFeatures(self._cut)
         try:
             for name, module in modules.items():
                 module.forward = lambda *_, _output=given[name], **__: _output
             with torch.no_grad(), self._fabric.autocast():
-                logits, features = model(inputs)
+                found = self._cut.capture(inputs, ("", OUTPUT))
+                features = self._cut.pool("", found[""], found[OUTPUT])
         finally:
-            model.close()
             for module in modules.values():
                 vars(module).pop("forward", None)
-        return logits, features[""]
+        return logits_of(found[OUTPUT]), features
 
 
 def agree(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:

@@ -100,7 +100,12 @@ def _built(
 
         own = {"weights": "DEFAULT"} if pretrained else {"num_classes": classes}
         model = torchvision.models.get_model(name, **{**own, **options})
-        _fit_head(model, classes)
+        linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+        if not linear:
+            raise ValueError("it has no linear head.")
+        place, head = linear[-1]
+        if head.out_features != classes:
+            model.set_submodule(place, nn.Linear(head.in_features, classes, head.bias is not None))
         return model
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -111,18 +116,6 @@ def _built(
         )
     config = AutoConfig.from_pretrained(name, **own, **options)
     return AutoModelForSequenceClassification.from_config(config)
-
-
-def _fit_head(model: nn.Module, classes: int) -> None:
-    """Replace the last linear layer of a torchvision model unless it has ``classes`` outputs."""
-    linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    if not linear:
-        raise ValueError("it has no linear head.")
-    name, head = linear[-1]
-    if head.out_features != classes:
-        parent, _, last = name.rpartition(".")
-        new = nn.Linear(head.in_features, classes, bias=head.bias is not None)
-        setattr(model.get_submodule(parent), last, new)
 
 
 def pretrained_mlp(
