@@ -193,7 +193,7 @@ def test_a_defence_may_come_as_one_model_for_each_seed(pair):
         alone[seed].record.figures["attacks"]["ridge"]["x"]["score"]["values"][seed]
         for seed in range(2)
     ]
-    with pytest.raises(InputError, match="2 models came for 3 seeds"):
+    with pytest.raises(InputError, match="2 models for 3 seeds"):
         audit(models, primary, harmful, attacks=["ridge"])
 
 

@@ -62,14 +62,11 @@ STANDARD = Effort()
 class WorstCase:
     """The attack that gains most from a model over the same attack on the untrained control.
 
+    Accuracies are mean test scores (accuracy, or R²); ``highest_attack`` scores highest.
+
     Attributes:
-        residual_advantage: share of that help kept, over the untrained control; NaN where the
-            original gives none, or the model is broken.
+        residual_advantage: share of the original's help that is left; NaN if it gives none.
         overall: the same for an attacker who picks the best attack for each model.
-        attack: which attack.
-        accuracy: its mean test score (accuracy, or R²).
-        highest_attack: the attack with the highest score, which may be another.
-        highest_accuracy: its mean test score.
         broken: the model no longer does its primary task; it is not immune.
     """
 
@@ -147,13 +144,14 @@ def audit(
     disjoint = disjoint_rows(harmful, primary, defender)
     samples = samples_of(harmful)
     example = torch.from_numpy(samples.train.inputs[:2])
-    cuts = {
-        name: [
-            cut(each, example, primary.outputs, head, name).on(device)
-            for each in _variants(name, model, effort.seeds)
-        ]
-        for name, model in models.items()
-    }
+    cuts = {}
+    for name, model in models.items():
+        of = model if isinstance(model, list) else [model]
+        if isinstance(model, list) and len(of) != effort.seeds:
+            raise InputError(
+                f"{name}: {len(of)} models for {effort.seeds} seeds; give one for each."
+            )
+        cuts[name] = [cut(each, example, primary.outputs, head, name).on(device) for each in of]
     fresh = [untrained(cuts[original][0], seed) for seed in seeds]
     lineup = [
         (name, of[seed % len(of)], seed)
@@ -173,11 +171,7 @@ def audit(
                 jobs.add(what, task, attack, *each)
     for seed in seeds:  # training from scratch is fine-tuning the untrained control
         jobs.add("harmful", samples, ATTACKS["finetune_all"], CONTROL, fresh[seed], seed)
-    results = sweep(
-        jobs.todo,
-        run,
-        lasting=lambda found: isinstance(found, dict) and {"curve", "trials"} <= found.keys(),
-    )
+    results = sweep(jobs.todo, run, lasting=_is_done)
 
     def judged(what: str, attack: str) -> dict[str, Any]:
         outcomes = jobs.outcomes(results, what, attack)
@@ -190,26 +184,22 @@ def audit(
     for name, case in cases.items():  # a broken model has no residual advantage: it is not immune
         case["broken"] = described[name]["broken"]
         case |= {"residual_advantage": math.nan, "overall": math.nan} if case["broken"] else {}
+    alone = summarise(scratch, SCRATCH, CONTROL, chance)[SCRATCH]
+    others = {f"transfer {i}": task for i, task in enumerate(transfer)}
     figures = {
         "worst_case": cases,
         "models": described,
         "attacks": table,
-        "controls": {
-            "names": [original, CONTROL, SCRATCH],
-            SCRATCH: summarise(scratch, SCRATCH, CONTROL, chance)[SCRATCH],
-        },
+        "controls": {"names": [original, CONTROL, SCRATCH], SCRATCH: alone},
         "chance": chance,
         "classes": primary.class_names,
         "transfer": {
-            task.name: {name: judged(f"transfer {i}", name) for name in TRANSFER}
-            for i, task in enumerate(transfer)
+            task.name: {name: judged(what, name) for name in TRANSFER}
+            for what, task in others.items()
         },
         "predictors": predictors(table, described, list(cuts)),
         "disjoint": disjoint,
-        "seconds": {
-            name: sum(row.get("seconds", 0.0) for row in rows.values())
-            for name, rows in table.items()
-        },
+        "seconds": {n: sum(r.get("seconds", 0.0) for r in table[n].values()) for n in table},
     }
     settings = {
         "attacks": [attack.name for attack in chosen],
@@ -220,20 +210,21 @@ def audit(
         "space": dict(effort.space),
         "original": original,
     }
-    others = {f"transfer {i}": task for i, task in enumerate(transfer)}
     name = f"{primary.name} / {harmful.name}: {', '.join(cuts)}"
     data = data_figures(primary=primary, attacker=harmful, **others)
     seconds = time.perf_counter() - start
     return Audit(Record("audit", name, figures, settings, data, seed=0, seconds=seconds))
 
 
+def _is_done(found: Any) -> bool:
+    return isinstance(found, dict) and {"curve", "trials"} <= found.keys()
+
+
 def _check_names(models: Mapping[str, Any], original: str) -> None:
     """Raise InputError unless models come by name, the undefended one among them."""
     if not isinstance(models, Mapping):
-        raise InputError(
-            f"models came as a {type(models).__name__}; expected them by name, as in "
-            f"{{{original!r}: model, 'defended': other}}."
-        )
+        came = f"models came as a {type(models).__name__}"
+        raise InputError(f"{came}; expected them by name, as in {{{original!r}: model}}.")
     if original not in models:
         raise InputError(
             f"models are {', '.join(models) or 'none'}; expected the undefended one among them, as "
@@ -241,12 +232,3 @@ def _check_names(models: Mapping[str, Any], original: str) -> None:
         )
     if {CONTROL, SCRATCH} & set(models):
         raise InputError(f"{CONTROL!r} and {SCRATCH!r} are the audit's own controls; rename yours.")
-
-
-def _variants(name: str, model: Any, seeds: int) -> list[Any]:
-    """Return a model as a list: of itself, or of one for each seed."""
-    if not isinstance(model, list):
-        return [model]
-    if len(model) != seeds:
-        raise InputError(f"{name}: {len(model)} models came for {seeds} seeds; give one for each.")
-    return model

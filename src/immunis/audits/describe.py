@@ -25,6 +25,7 @@ from immunis.theory.rir import rir
 from immunis.theory.scores import class_scores, score
 from immunis.theory.spectrum import Spectrum
 
+ROLES = ("primary", "harmful")
 BROKEN = 0.1  # share of the original's primary score above chance below which a model is broken
 
 
@@ -55,19 +56,16 @@ def describe(
         attacked = torch.from_numpy(reader.read(name, model, harmful, "")[0])
         grams = {"primary": gram_of(train, targets), "harmful": gram_of(attacked, harmful_targets)}
         spectra = {role: Spectrum.of(gram) for role, gram in grams.items()}
-        ranks = {role: spectrum.rank for role, spectrum in spectra.items()}
-        row = {
-            **_primary_scores(name, model, grams["primary"], held, reader),
-            **{  # κ is NaN where features have collapsed to nothing
-                f"kappa_{role}": spectrum.condition_number if ranks[role] else math.nan
-                for role, spectrum in spectra.items()
-            },
-            **{f"rank_{role}": rank for role, rank in ranks.items()},
+        row = _primary_scores(name, model, grams["primary"], held, reader)
+        for role, spectrum in spectra.items():  # κ is NaN where features collapse to nothing
+            row[f"kappa_{role}"] = spectrum.condition_number if spectrum.rank else math.nan
+            row[f"rank_{role}"] = spectrum.rank
+        row |= {
             "dimension": spectra["primary"].dimension,
             "rho": rho_of_gram(grams["harmful"]),
             "spectra": {role: spectrum_outline(spectrum) for role, spectrum in spectra.items()},
         }
-        if name == original and min(ranks.values()):
+        if name == original and all(spectrum.rank for spectrum in spectra.values()):
             row["ceiling"] = ceiling(grams["primary"], grams["harmful"])
         return row
 
@@ -77,10 +75,8 @@ def describe(
     merged = {name: _merged(of) for name, of in rows.items()}
     base, chance = merged[original], chance_of(held) if held is not None else 0.0
     for row in (*merged.values(), *(row for of in rows.values() for row in of)):
-        row["rir"] = rir(
-            primary=(base["kappa_primary"], row["kappa_primary"]),
-            harmful=(base["kappa_harmful"], row["kappa_harmful"]),
-        ).value
+        pairs = {role: (base[f"kappa_{role}"], row[f"kappa_{role}"]) for role in ROLES}
+        row["rir"] = rir(**pairs).value
         known = base["primary"] is not None
         row["broken"] = known and row["primary"] <= chance + BROKEN * (base["primary"] - chance)
     for name, of in rows.items():
@@ -115,8 +111,8 @@ def _primary_scores(
     if model.head is not None:
         outputs = torch.from_numpy(reader.answers(name, model, held.test.inputs))
     else:
-        features = torch.from_numpy(reader.features(name, model, held.test.inputs))
         weights, bias = ridge_probe(moments)
+        features = torch.from_numpy(reader.features(name, model, held.test.inputs))
         outputs = features.double() @ weights + bias
     labels = torch.from_numpy(np.array(held.test.labels))
     found: dict[str, Any] = {"primary": score(outputs, labels, held.kind)}

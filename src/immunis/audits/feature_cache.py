@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable
-from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -69,19 +68,18 @@ class Reader:
         The features tell models apart that differ in hooks or plain attributes only.
         """
         if id(model) not in self._digests:
-            total = hashlib.sha256(repr((model.model, model.head)).encode())
-            total.update(state_digest(model.model).encode())
-            total.update(array_of(self._forward(model, self.example, "")).tobytes())
-            self._digests[id(model)] = (model, total.hexdigest())
+            text = repr((model.model, model.head)) + state_digest(model.model)
+            features = array_of(self._forward(model, self.example, "")).tobytes()
+            self._digests[id(model)] = model, sha256(text.encode() + features).hexdigest()
         return self._digests[id(model)][1]
 
     def digest_data(self, task: Samples) -> str:
         """Return a hash of a task's arrays."""
         if id(task) not in self._digests:
-            total = hashlib.sha256(f"{task.kind} {task.outputs}".encode())
+            total = sha256(f"{task.kind} {task.outputs}".encode())
             for part in (task.train, task.test):
                 total.update(part.inputs.tobytes() + part.labels.tobytes())
-            self._digests[id(task)] = (task, total.hexdigest())
+            self._digests[id(task)] = task, total.hexdigest()
         return self._digests[id(task)][1]
 
     def flops(self, model: Cut, task: Samples) -> float:
@@ -96,9 +94,9 @@ class Reader:
         """Return the features of a task's training and test inputs at a layer."""
         key = (self.digest(model), self.digest_data(task), layer)
         if key not in self._cache:
-            train, test = (d.inputs for d in (task.train, task.test))
-            read = partial(self.features, name, model, layer=layer)
-            self._cache[key] = read(train), read(test)
+            both = (task.train.inputs, task.test.inputs)
+            train, test = (self.features(name, model, inputs, layer) for inputs in both)
+            self._cache[key] = train, test
         return self._cache[key]
 
     def features(self, name: str, model: Cut, inputs: np.ndarray, layer: str = "") -> np.ndarray:

@@ -17,27 +17,16 @@ from immunis.models.cut import Cut
 
 @dataclass
 class Jobs:
-    """The attacks of an audit.
-
-    Attributes:
-        reader: reads features, once for all attacks that need them.
-        budget: largest number of optimizer steps of an attack.
-        trials: settings that optuna tries for each attack; None for the fixed grid.
-        space: values that attacks may search, by setting.
-        harmless: a task that some attacks train on first.
-        device: where models are read and fine-tuned.
-        shipped: jobs run in other processes, which move models to the device themselves.
-        todo: the jobs by key.
-    """
+    """The attacks of an audit; ``budget``, ``trials`` and ``space`` are those of ``Effort``."""
 
     reader: Reader
     budget: int
     trials: int | None
     space: Mapping[str, Sequence[Any]]
-    harmless: Samples | None
+    harmless: Samples | None  # a task that some attacks train on first
     device: str
-    shipped: bool
-    todo: dict[str, Job] = field(default_factory=dict)
+    shipped: bool  # to other processes, which move models to the device themselves
+    todo: dict[str, Job] = field(default_factory=dict)  # by key
     _sent: dict[int, Cut] = field(default_factory=dict)
     _keys: dict[tuple[str, str], dict[str, list[str]]] = field(default_factory=dict)
 

@@ -106,13 +106,10 @@ def advantage(
 def summarise(
     outcomes: Mapping[Any, Sequence[Mapping[str, Any]]], original: Any, control: str, chance: float
 ) -> dict[str, Any]:
-    """Compare the outcomes of one attack, by model.
+    """Compare the outcomes of one attack: by model, one result of ``run_attack`` for each seed.
 
-    Args:
-        outcomes: by model, one result of ``run_attack`` for each seed.
-        original: name of the undefended model.
-        control: name of the untrained model.
-        chance: score of the best constant answer.
+    ``original`` names the undefended model and ``control`` the untrained one; ``chance`` is the
+    score of the best constant answer.
     """
     rows: dict[str, Any] = {}
     curves: dict[str, list[list[dict[str, float]]]] = {}
@@ -125,7 +122,7 @@ def summarise(
         rows[model] = {
             "status": "done",
             "score": interval([curve[-1]["score"] for curve in curves[model]]),
-            "curve": _mean_curve(curves[model]),
+            "curve": [_mean_point(*each) for each in last_points(curves[model])],
             "settings": [run["settings"] for run in runs],
             "trials": runs[0]["trials"],
             "runs": runs[0]["runs"],
@@ -165,14 +162,10 @@ def last_points(curves: Sequence[Curve]) -> Iterator[tuple[int, list[Mapping[str
             yield step, [points[-1] for points in known]
 
 
-def _mean_curve(curves: Sequence[Curve]) -> list[dict[str, float]]:
-    """Return mean, lowest and highest score over seeds at every step any seed was scored at."""
-    rows = []
-    for step, points in last_points(curves):
-        scores, flops = ([point[key] for point in points] for key in ("score", "flops"))
-        ends = {"mean": mean(scores), "low": min(scores), "high": max(scores)}
-        rows.append({"steps": step, "flops": mean(flops), **ends})
-    return rows
+def _mean_point(step: int, points: Curve) -> dict[str, float]:
+    scores, flops = ([point[key] for point in points] for key in ("score", "flops"))
+    ends = {"mean": mean(scores), "low": min(scores), "high": max(scores)}
+    return {"steps": step, "flops": mean(flops), **ends}
 
 
 def worst_case(
@@ -186,11 +179,8 @@ def worst_case(
     the residual advantage of an attacker who picks the best attack for each model.
     """
     statuses = [rows.get(model, {}).get("status") for rows in attacks.values()]
-    counts = {
-        "attacks": statuses.count("done"),
-        "failed": statuses.count("failed"),
-        "inapplicable": statuses.count("not applicable"),
-    }
+    words = {"attacks": "done", "failed": "failed", "inapplicable": "not applicable"}
+    counts = {key: statuses.count(status) for key, status in words.items()}
 
     def done(name: str) -> dict[str, Any]:
         known = {attack: rows.get(name, {}) for attack, rows in attacks.items()}
@@ -201,9 +191,9 @@ def worst_case(
 
     rows = done(model)
     if not rows:
-        none = dict.fromkeys(("accuracy", "residual_advantage", "overall"), math.nan)
-        named = {"attack": None, "highest_attack": None, "highest_accuracy": math.nan}
-        return {**named, **none, **counts, "undefined": 0}
+        figures = ("accuracy", "residual_advantage", "overall", "highest_accuracy")
+        none = {"attack": None, "highest_attack": None, **dict.fromkeys(figures, math.nan)}
+        return {**none, **counts, "undefined": 0}
     shares = {n: row.get("residual_advantage", {}).get("mean", math.nan) for n, row in rows.items()}
     kept = {name: share for name, share in shares.items() if not math.isnan(share)}
     highest = max(rows, key=lambda name: rows[name]["score"]["mean"])
@@ -235,14 +225,9 @@ def predictors(
     """
     found: dict[str, Any] = {}
     for figure in ("kappa_harmful", "rir", "rho"):
-        values = {name: models[name][figure] for name in names}
-        known = {m: v for m, v in values.items() if v is not None and not math.isnan(v)}
-        pairs = [
-            (value, rows[model])
-            for rows in attacks.values()
-            for model, value in known.items()
-            if rows.get(model, {}).get("status") == "done"
-        ]
+        every = [(models[m][figure], rows.get(m, {})) for rows in attacks.values() for m in names]
+        done = [(x, row) for x, row in every if row.get("status") == "done"]
+        pairs = [(x, row) for x, row in done if x is not None and not math.isnan(x)]
         costs = [(x, row["multiplier"]["steps"]) for x, row in pairs if "multiplier" in row]
         found[figure] = {
             "score": _spearman([(x, row["score"]["mean"]) for x, row in pairs]),
