@@ -29,13 +29,10 @@ def settings_of(
     seeds: int | None = None,
     pairs: Sequence[tuple[int, int]] | None = None,
 ) -> Any:
-    """Return how much of an experiment (``"house-prices"`` or ``"mnist"``) to run.
+    """Return how much of an experiment to run; ``quick`` means one seed, and six digit pairs.
 
-    Args:
-        experiment: its name.
-        quick: a small part of it: one seed, and six digit pairs.
-        seeds: repeats, in place of the paper's 5 (House Prices) or 3 (MNIST).
-        pairs: (primary, harmful) digits, in place of all 90 or the quick run's six; MNIST only.
+    ``seeds`` replaces the paper's 5 (House Prices) or 3 (MNIST). ``pairs`` replaces MNIST's 90
+    pairs of (primary, harmful) digits, or the quick run's six.
     """
     if experiment not in EXPERIMENTS:
         raise unknown("experiment", experiment, EXPERIMENTS)
@@ -107,6 +104,3 @@ def write(record: Record, folder: str | Path) -> list[Path]:
     for name, draw in FIGURES[record.name].items():
         files |= {f"{name}.{kind}": draw(record, kind) for kind in ("png", "pdf")}
     return release(folder, files)
-
-
-__all__ = ["EXPERIMENTS", "planned", "reproduce", "settings_of", "write"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from immunis.core.records import Record
@@ -32,9 +32,9 @@ def _label(row: Mapping[str, Any], epochs: str) -> str:
     return f"{row['label']}, {row['epochs']} {epochs}" if row.get("epochs") else row["label"]
 
 
-def _last_rows(record: Record) -> dict[str, Mapping[str, Any]]:
+def _last_rows(part: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return of each method the row with the most epochs; rows come with rising epochs."""
-    return {row["method"]: row for row in record.figures["rows"] if "honest" in row}
+    return {row["method"]: row for row in part["rows"] if "honest" in row}
 
 
 def norm_ratio(record: Record, kind: str = "png") -> bytes:
@@ -69,15 +69,14 @@ def floor_and_ceiling(record: Record, kind: str = "png") -> bytes:
         left.plot(places[rank:], values[rank:], "x", color=colour, label=f"{task}: rounding noise")
     left.axhline(REFERENCE_SHIFT, color="#888888", linestyle="--", linewidth=1.2)
     left.text(2, 1.6 * REFERENCE_SHIFT, "what the released κ divides by", fontsize=8)
-    ylabel = "|eigenvalue| of the Gram matrix of the inputs"
-    left.set(yscale="log", xlabel="index", ylabel=ylabel)
+    left.set(yscale="log", xlabel="index", ylabel="|eigenvalue| of the Gram matrix of the inputs")
     left.legend(fontsize=8)
     base = {task: pair[task]["honest"] for task in ("primary", "harmful")}
     ends = (0.5, 1e8)
     right.plot(ends, [base["harmful"] / base["primary"] * k for k in ends], "k--", linewidth=1)
     right.plot(ends, [pair["kappa_m"] * k for k in ends], color=style.RED, linewidth=1)
     right.plot(base["primary"], base["harmful"], "k*", markersize=11, label="identity")
-    for mark, (name, row) in zip(MARKS * 2, _last_rows(record).items(), strict=False):
+    for mark, (name, row) in zip(MARKS * 2, _last_rows(record.figures).items(), strict=False):
         where = [row["honest"][task]["mean"] * base[task] for task in ("primary", "harmful")]
         right.plot(*where, mark, color=LOOKS[name]["color"], label=_label(row, "ep."))
     ylabel = "κ_H (honest); dashed: RIR = 1"
@@ -97,9 +96,9 @@ def path(record: Record, kind: str = "png") -> bytes:
         for name, curve in record.figures["path"].items():
             colour = LOOKS[name]["color"]
             axis.plot(curve["epochs"], curve[which], color=colour, label=labels[name])
-        for name, like in (("r_ill",) * 2, ("opt_kappa", "opt_log_kappa"), ("algorithm_1",) * 2):
-            colour = LOOKS[like]["color"]
-            axis.axhline(said[name]["rir"][0], color=colour, linestyle=":", linewidth=1.2)
+        for name in ("r_ill", "opt_log_kappa", "algorithm_1"):
+            rir = said[name.replace("log_", "")]["rir"][0]
+            axis.axhline(rir, color=LOOKS[name]["color"], linestyle=":", linewidth=1.2)
         for epochs in record.settings["epochs"]:
             axis.axvline(epochs, color="#bbbbbb", linewidth=0.8, zorder=0)
         axis.set(xscale="log", yscale="log", xlabel="epochs of the released loop")
@@ -110,14 +109,16 @@ def path(record: Record, kind: str = "png") -> bytes:
     return rendered(figure, record, kind)
 
 
-def _overview(
-    part: Mapping[str, Any], steps: Sequence[int], rir: str, score: str, labels: Sequence[str]
-) -> Any:
-    """Draw RIR of each row beside what attackers reach on it; identity on top.
+def overview(record: Record, kind: str = "png") -> bytes:
+    """Draw RIR of each method beside what attackers reach on it; identity on top.
 
-    ``rir`` and ``score`` are the statistics to show, and ``labels`` name them.
+    House Prices shows every method after its most epochs, MNIST the binary protocol.
     """
-    rows = [row for row in part["rows"] if "honest" in row and row["attacks"]][::-1]
+    house = record.name == "house-prices"
+    part = record.figures if house else record.figures["protocols"]["binary"]
+    rir, score, scale = ("mean", "median", 1.0) if house else ("median", "mean", 100.0)
+    marks = (10, 100, 1000) if house else (1, 10, 200)
+    rows = [row for row in _last_rows(part).values() if row["attacks"]][::-1]
     figure = canvas(9.8, 0.8 + 0.42 * (len(rows) + 1))
     left, right = figure.subplots(1, 2, sharey=True)
     places = range(len(rows) + 1)
@@ -126,10 +127,11 @@ def _overview(
         where = [place + shift for place in places]
         left.barh(where, values, height=0.36, left=0, color=colour, label=f"RIR, {which} κ")
     left.axvline(1, color="#888888", linewidth=0.8)
-    left.set(xscale="log", xlabel=labels[0])
+    left.set(xscale="log", xlabel="mean RIR over the seeds" if house else "median RIR over pairs")
     names = [_label(row, "ep.") for row in rows]
     left.set_yticks(list(places), [*names, "identity (no defence)"], fontsize=8)
-    height, scale = 0.8 / (len(steps) + 1), 100 if "%" in labels[1] else 1
+    steps = [step for step in marks if step <= record.settings["budget"]]
+    height = 0.8 / (len(steps) + 1)
     colours = [*style.DEPTHS[: len(steps)], style.DEPTHS[-1]]
     for index, (step, colour) in enumerate(zip([*steps, None], colours, strict=True)):
         points = [reached(of, step) for of in (*(row["attacks"] for row in rows), part["identity"])]
@@ -137,26 +139,12 @@ def _overview(
         where = [place + 0.4 - height * (index + 0.5) for place in places]
         label = f"{step} steps" if step else "ridge"
         right.barh(where, values, height=height, color=colour, label=label)
-    right.set_xlabel(labels[1])
+    if house:
+        right.set_xlabel("median R² on SalePrice that an attacker reaches")
+    else:
+        label = "mean test accuracy (%) of an attacker; chance is 50"
+        right.set(xlim=(40, 100), xlabel=label)
     figure.legend(loc="outside lower center", ncols=6, fontsize=8)
-    return figure
-
-
-def house_prices_overview(record: Record, kind: str = "png") -> bytes:
-    """Draw RIR beside the R² of the attackers, every method after its most epochs."""
-    part = {**record.figures, "rows": list(_last_rows(record).values())}
-    labels = "mean RIR over the seeds", "median R² on SalePrice that an attacker reaches"
-    steps = [s for s in (10, 100, 1000) if s <= record.settings["budget"]]
-    return rendered(_overview(part, steps, "mean", "median", labels), record, kind)
-
-
-def mnist_overview(record: Record, kind: str = "png") -> bytes:
-    """Draw RIR beside the accuracy of the attackers in the binary protocol."""
-    labels = "median RIR over pairs", "mean test accuracy (%) of an attacker; chance is 50"
-    steps = [s for s in (1, 10, 200) if s <= record.settings["budget"]]
-    part = record.figures["protocols"]["binary"]
-    figure = _overview(part, steps, "median", "mean", labels)
-    figure.axes[1].set_xlim(40, 100)
     return rendered(figure, record, kind)
 
 
@@ -197,9 +185,9 @@ FIGURES: dict[str, dict[str, Callable[..., bytes]]] = {
     "house-prices": {
         "norm-ratio": norm_ratio,
         "path": path,
-        "overview": house_prices_overview,
+        "overview": overview,
         "floor-and-ceiling": floor_and_ceiling,
     },
-    "mnist": {"heat-maps": heat_maps, "overview": mnist_overview},
+    "mnist": {"heat-maps": heat_maps, "overview": overview},
 }
 OTHERS["reproduce"] = lambda record: FIGURES[record.name]

@@ -60,10 +60,8 @@ def read(data: str | Path | None) -> tuple[Tasks, dict[str, Any]]:
     path = find_or_fetch(data)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != SHA256:
-        warnings.warn(
-            f"{path} has sha256 {digest}, Kaggle's file has {SHA256}: figures may differ.",
-            stacklevel=4,
-        )
+        what = f"{path} has sha256 {digest}, Kaggle's file has {SHA256}: figures may differ."
+        warnings.warn(what, stacklevel=4)
     tasks = released_split(path)
     file = {"name": path.name, "sha256": digest, "as_expected": digest == SHA256}
     used = data_figures(primary=tasks.primary, harmful=tasks.harmful, attacker=tasks.attacker)
@@ -84,7 +82,7 @@ def run_seed(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str
 
     A method without random numbers meets the attackers of the seed all the same.
     """
-    pair, samples = _pair(tasks), samples_of(tasks.attacker)
+    pair, samples = Pair(gram(tasks.primary), gram(tasks.harmful)), samples_of(tasks.attacker)
     both, kept = {"primary": tasks.primary, "harmful": tasks.harmful}, log_steps(settings.curve)
 
     def more(theta: Tensor) -> dict[str, Any]:
@@ -103,10 +101,6 @@ def run_seed(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str
         name, pair, (tasks.primary, tasks.harmful), LOOP, sorted(stops), settings.epochs, seed, more
     )
     return {"method": name, "seed": seed, "path": path, "cells": cells}
-
-
-def _pair(tasks: Tasks) -> Pair:
-    return Pair(gram(tasks.primary), gram(tasks.harmful))
 
 
 def figures(tasks: Tasks, settings: Settings, results: Sequence[Any]) -> dict[str, Any]:
@@ -134,7 +128,7 @@ def figures(tasks: Tasks, settings: Settings, results: Sequence[Any]) -> dict[st
             compared = compare(said.get(row.said), found if row.seeded else found[:1], "diverged")
             compared |= {"diverged": compared["failed"], "attacks": costs.get((name, epochs), {})}
             rows.append({"method": name, **head, **compared})
-    pair = _pair(tasks)
+    pair = Pair(gram(tasks.primary), gram(tasks.harmful))
     spectra = {"primary": pair.primary.spectrum, "harmful": pair.harmful.spectrum}
     eigenvalues = {role: each.eigenvalues.tolist() for role, each in spectra.items()}
     kappa_m = whiten(spectra["primary"], spectra["harmful"]).condition_number

@@ -1,11 +1,9 @@
 """What an extractor θ is worth on a task pair: both condition numbers, and what attackers reach.
 
 *Released* is the κ of the paper's code (``reference_condition_number``). *Honest* is σ_max over
-the smallest non-zero singular value, with the rank of the inputs: θᵀKθ has the rank of K for
-every invertible θ, so no direction can drop out of κ and flatter it.
-
-Two attackers of the audit are cheap enough for a sweep. Gradient descent with exact line search
-is the paper's own; ridge regression is the one that no conditioning can slow.
+the smallest non-zero singular value, with the rank of the inputs, which an invertible θ keeps.
+Two attackers are cheap enough for a sweep: the paper's own gradient descent with exact line
+search, and ridge regression, which no conditioning can slow.
 """
 
 from __future__ import annotations
@@ -66,12 +64,9 @@ class Side:
         sigma = torch.linalg.svdvals(root)
         if not float(sigma[-1]) > 0:
             raise NumericalError("θ is singular on a task's own directions: κ is infinite.")
-        released = reference_condition_number(symmetric(root @ root.T))
-        honest = float(sigma[0] / sigma[-1]) ** 2
-        return {
-            "released": (self.released, released),
-            "honest": (self.spectrum.condition_number, honest),
-        }
+        released = self.released, reference_condition_number(symmetric(root @ root.T))
+        honest = self.spectrum.condition_number, float(sigma[0] / sigma[-1]) ** 2
+        return {"released": released, "honest": honest}
 
 
 class Pair:
@@ -94,11 +89,11 @@ class Pair:
     def ratios(self, theta: Tensor) -> dict[str, dict[str, float]]:
         """Return factors (i) and (ii) and RIR of θ against the inputs, by κ (paper, eq. 9)."""
         harmful, primary = self.harmful.kappas(theta), self.primary.kappas(theta)
-        found = {kind: rir(primary=primary[kind], harmful=harmful[kind]) for kind in KINDS}
-        return {
-            kind: {"harmful": ratio.harmful, "primary": ratio.primary, "rir": ratio.value}
-            for kind, ratio in found.items()
-        }
+        found = {}
+        for kind in KINDS:
+            ratio = rir(primary=primary[kind], harmful=harmful[kind])
+            found[kind] = {"harmful": ratio.harmful, "primary": ratio.primary, "rir": ratio.value}
+        return found
 
 
 def attack(theta: Tensor, samples: Samples, budget: int, seed: int) -> dict[str, Any]:

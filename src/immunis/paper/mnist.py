@@ -85,11 +85,9 @@ def read(data: str | Path | None) -> tuple[Images, dict[str, Any]]:
     hashes = mnist_hashes(data)
     strange = [name for name, found in hashes.items() if found != SHA256[name]]
     if strange:
-        warnings.warn(
-            f"{', '.join(strange)}: not the original MNIST files (expected sha256 "
-            f"{SHA256[strange[0]]} for {strange[0]}); figures cannot be compared with the paper's.",
-            stacklevel=4,
-        )
+        what = f"{', '.join(strange)}: not the original MNIST files"
+        wanted = f"expected sha256 {SHA256[strange[0]]} for {strange[0]}"
+        warnings.warn(f"{what} ({wanted}); figures may differ.", stacklevel=4)
     images = mnist_images(True, data), mnist_images(False, data)
     return images, {"sha256": hashes, "as_expected": not strange}
 
@@ -138,7 +136,12 @@ def run_pair(
     start, drawn, samples = time.perf_counter(), seed or 0, None
     basis = digits.joint_basis(both[0].gram, both[1].gram)
     measures = Pair(*(task.gram.transform(basis) for task in both))
-    tasks = _paired(basis, both, drawn)
+    tasks, rng = [], np.random.default_rng(drawn)
+    for images, labels, _ in both:  # in float32, their rows paired as in the released code
+        count = min(len(task.images) for task in both)
+        rows = np.sort(rng.choice(len(images), count, replace=False))
+        inputs = digits.coordinates(images[rows], basis).float()
+        tasks.append(Task((inputs, torch.from_numpy(labels[rows]))))
     if attacker is not None:
         samples = digits.attacker_samples(*attacker, basis, settings.attack_rows, drawn)
 
@@ -148,7 +151,9 @@ def run_pair(
     methods = {}
     for name, method, step, epochs in [Line(IDENTITY, IDENTITY), *lines] if seed is None else lines:
         loop = dataclasses.replace(LOOP, step=step or LOOP.step)
-        path, cells = run_method(method, measures, tasks, loop, epochs, epochs[-1:], drawn, more)
+        path, cells = run_method(
+            method, measures, (tasks[0], tasks[1]), loop, epochs, epochs[-1:], drawn, more
+        )
         (cell,) = cells.values()
         methods[name] = {"path": path, **cell}
     return {
@@ -159,18 +164,6 @@ def run_pair(
         "figures": measures.figures() if seed is None else {},
         "seconds": time.perf_counter() - start,
     }
-
-
-def _paired(basis: torch.Tensor, both: Sequence[DigitTask], seed: int) -> tuple[Task, Task]:
-    """Return both tasks in float32, their rows paired by the seed as in the released code."""
-    count = min(len(task.images) for task in both)
-    rng = np.random.default_rng(seed)
-    tasks = []
-    for images, labels, _ in both:
-        rows = np.sort(rng.choice(len(images), count, replace=False))
-        inputs = digits.coordinates(images[rows], basis).float()
-        tasks.append(Task((inputs, torch.from_numpy(labels[rows]))))
-    return tasks[0], tasks[1]
 
 
 def figures(images: Any, settings: Settings, results: Runs) -> dict[str, Any]:
@@ -232,7 +225,7 @@ def _map(cells: Sequence[tuple[Any, Any]], kind: str) -> list[list[float | None]
 def _count(cells: Sequence[Sequence[float | None]]) -> dict[str, int]:
     """Count the pairs that succeed: RIR of at least ten, and (the weakest reading) above one."""
     known = [value for line in cells for value in line if value is not None]
-    large, above = (sum(v >= math.log(LARGE) for v in known), sum(v > 0 for v in known))
+    large, above = sum(v >= math.log(LARGE) for v in known), sum(v > 0 for v in known)
     return {"pairs": len(known), "large": large, "above_one": above}
 
 

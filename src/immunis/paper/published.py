@@ -63,10 +63,8 @@ def judge(said: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> dict[str, 
 
 
 def _times(ratio: float) -> str:
-    if not math.isfinite(ratio):
-        return "no finite figure"
-    if 1 / 1.05 < ratio < 1.05:
-        return "the same"
+    if not math.isfinite(ratio) or 1 / 1.05 < ratio < 1.05:
+        return "the same" if math.isfinite(ratio) else "no finite figure"
     return f"{number(ratio)} times" if ratio >= 1 else f"1/{number(1 / ratio)}"
 
 

@@ -54,14 +54,6 @@ class Settings:
         require_least(self, 2, "batch")
 
 
-def well_pull(z: Tensor) -> Tensor:
-    """``∂R_well(ZᵀZ)/∂Z = (2σ₁aaᵀ − (2/D)·ZZᵀ)·Z``, a the leading eigenvector of ZZᵀ (n×n)."""
-    small = z @ z.T
-    values, vectors = eigh(small)
-    top = vectors[:, 0]
-    return (2 * values[0] * torch.outer(top, top) - 2 / z.shape[1] * small).to(z) @ z
-
-
 def ill_pull(z: Tensor) -> Tensor:
     """``∂R_ill(ZᵀZ)/∂Z`` with σ_min = 0 and k = D: ``−(2/D)·R_ill²·ZZᵀZ``, R_ill = 2D/‖ZZᵀ‖²."""
     small = z @ z.T
@@ -69,20 +61,26 @@ def ill_pull(z: Tensor) -> Tensor:
     return ((-2 / z.shape[1] * value**2) * small.double()).to(z) @ z
 
 
-def kappa_pull(z: Tensor) -> Tensor:
-    """``∂κ(ZᵀZ)/∂Z = 2(a₁a₁ᵀ/σ_n − (σ₁/σ_n²)·a_n a_nᵀ)·Z`` over the batch's n non-zero σ."""
-    values, vectors = eigh(z @ z.T)
-    top, low = vectors[:, 0], vectors[:, -1]
-    floor = values[-1].clamp(min=float(values[0]) * torch.finfo(z.dtype).eps)
-    pull = torch.outer(top, top) / floor - values[0] / floor**2 * torch.outer(low, low)
-    return (2 * pull).to(z) @ z
+def spectral_pull(z: Tensor, objective: Objective) -> Tensor:
+    """Return the gradient at Z of what an objective makes of ``ZᵀZ``, by the n×n matrix ``ZZᵀ``.
 
+    With its eigenvalues σ₁ ≥ … ≥ σ_n and eigenvectors a₁, …, a_n:
 
-def log_kappa_pull(z: Tensor) -> Tensor:
-    """``∂ log κ(ZᵀZ)/∂Z = 2aaᵀZ/σ₁`` with κ as released: σ_min is the floor and does not move."""
-    values, vectors = eigh(z @ z.T)
-    top = vectors[:, 0]
-    return (2 / values[0] * torch.outer(top, top)).to(z) @ z
+    * ``algorithm_1``, R_well: ``(2σ₁a₁a₁ᵀ − (2/D)·ZZᵀ)·Z``;
+    * ``opt_kappa``, κ over the batch's n non-zero σ: ``2(a₁a₁ᵀ/σ_n − (σ₁/σ_n²)·a_n a_nᵀ)·Z``;
+    * ``opt_log_kappa``, log κ as released, σ_min a floor that does not move: ``2a₁a₁ᵀZ/σ₁``.
+    """
+    small = z @ z.T
+    values, vectors = eigh(small)
+    top, low = (torch.outer(a, a) for a in (vectors[:, 0], vectors[:, -1]))
+    if objective == "algorithm_1":
+        pull = 2 * values[0] * top - 2 / z.shape[1] * small
+    elif objective == "opt_kappa":
+        floor = values[-1].clamp(min=float(values[0]) * torch.finfo(z.dtype).eps)
+        pull = 2 * (top / floor - values[0] / floor**2 * low)
+    else:
+        pull = 2 / values[0] * top
+    return pull.to(z) @ z
 
 
 def printed_inverse(pull: Tensor, x: Tensor, ridge: float) -> Tensor:
@@ -143,8 +141,8 @@ def _step(
     z_p, z_h = x_p @ weight.T, x_h @ weight.T
     omega.grad = None
     if settings.objective in ("opt_kappa", "opt_log_kappa"):
-        pull = kappa_pull if settings.objective == "opt_kappa" else log_kappa_pull
-        left_p, left_h = pull(z_p), -pull(z_h)
+        left_p = spectral_pull(z_p, settings.objective)
+        left_h = -spectral_pull(z_h, settings.objective)
     else:
         ill = printed_inverse(ill_pull(z_h), x_h, settings.ridge_harmful)
         left_h = settings.lambda_harmful * ill
@@ -155,7 +153,7 @@ def _step(
         error = torch.sigmoid(outputs) - y_p if logistic else 2 * (outputs - y_p)
         residual = error / len(y_p)
         omega.grad = z_p.T @ residual
-        well = settings.lambda_primary * well_pull(z_p)
+        well = settings.lambda_primary * spectral_pull(z_p, "algorithm_1")
         left_p = printed_inverse(well, x_p, settings.ridge_primary)
         left_p += torch.outer(residual, omega)
     weight.grad = torch.cat([left_p, left_h]).T @ torch.cat([x_p, x_h])
