@@ -3,23 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
+from helpers.training import Pairs
 from immunis import InputError, Task, gram
 
 X, Y = torch.randn(8, 3), torch.arange(8) % 2
 NAN = X.clone().index_put_((torch.tensor(2), torch.tensor(1)), torch.tensor(float("nan")))
-
-
-class Pairs(Dataset):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        return self.x[i], self.y[i]
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,12 @@ import warnings
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.images import write_folders
+from helpers.training import Pairs
 from immunis import InputError, Task, gram
 from immunis.data.sources.image_layouts import read_images
-
-
-class Pairs(Dataset):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        return self.x[i], self.y[i]
 
 
 def sources():

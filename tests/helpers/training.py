@@ -43,17 +43,24 @@ def with_a_scaler(start):
     return fabric
 
 
-class Plain(Dataset):
-    """A task's rows one by one, as a user's own data set."""
+class Pairs(Dataset):
+    """Rows and labels one by one, as a user's own data set."""
 
-    def __init__(self, task):
-        self.x, self.y = task.train.tensors()
+    def __init__(self, x, y):
+        self.x, self.y = x, y
 
     def __len__(self):
         return len(self.x)
 
     def __getitem__(self, index):
         return self.x[index], self.y[index]
+
+
+class Plain(Pairs):
+    """A task's training rows one by one."""
+
+    def __init__(self, task):
+        super().__init__(*task.train.tensors())
 
 
 class Broken(Plain):

@@ -155,8 +155,7 @@ def shown(pictures: Tensor, size: int) -> Tensor:
     """Return images (n, 3, H, W) of one shape as (n, 3, size, size): the centre square, resized."""
     from torchvision.transforms.v2 import InterpolationMode, functional
 
-    height, width = pictures.shape[-2:]
-    side = min(height, width)
-    centre = ((height - side) // 2, (width - side) // 2, side, side)
-    cubic = InterpolationMode.BICUBIC
+    side, cubic = min(pictures.shape[-2:]), InterpolationMode.BICUBIC
+    top, left = ((length - side) // 2 for length in pictures.shape[-2:])
+    centre = top, left, side, side
     return functional.resized_crop(pictures, *centre, [size, size], cubic, antialias=True)

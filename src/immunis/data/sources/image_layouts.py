@@ -64,7 +64,7 @@ def read_images(
         return Images(items, size, own if classes is None else classes, scaling)
     if refused is not None:
         raise refused
-    if any(base.glob("**/cars_*_annos*.mat")) and not timm:
+    if not timm and any(base.glob("**/cars_*_annos*.mat")):
         return Images(_from_cars(base, split), size, scaling=scaling)
     wanted = f"{' or '.join(names)} of class folders, {names[0]}.parquet, or Stanford Cars' devkit"
     raise InputError(f"{base} holds no {split} images: expected a folder {wanted}.")
