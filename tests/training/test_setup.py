@@ -112,7 +112,7 @@ def test_harmful_rows_may_be_held_out_by_a_share_of_their_own():
 
 def test_a_held_out_share_must_leave_rows():
     for share in (0.001, 0.999):
-        with pytest.raises(SettingsError, match=f"primary: held_out={share}.*held out"):
+        with pytest.raises(SettingsError, match=f"primary: held_out={share} holds out"):
             run("probe", dataclasses.replace(SHORT, held_out=share))
 
 
