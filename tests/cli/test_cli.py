@@ -332,7 +332,7 @@ def test_an_interrupted_audit_says_how_to_go_on(run, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("immunis.audits.jobs.sweep", interrupted)
+    monkeypatch.setattr("immunis.audits.audit.sweep", interrupted)
     done = run("audit", "digit-parity", "--attacks", "ridge")
     assert done.returncode == 130
     assert "continue with: immunis audit digit-parity --attacks ridge" in done.stderr
