@@ -9,18 +9,10 @@ from typing import Any, Literal, NotRequired, get_args, get_origin, is_typeddict
 
 from immunis.core.errors import InputError
 from immunis.core.settings import fits
-from immunis.core.shapes import SHAPES, Data, Free
+from immunis.core.shapes import PARALLEL, SHAPES, Data, Free
 
-HEAD: dict[str, Any] = {
-    "kind": str,
-    "name": str,
-    "seed": int | None,
-    "seconds": float,
-    "created": str,
-    "versions": dict[str, str],
-    "commit": str | None,
-    "schema": int,
-}
+HEAD: Free = {"kind": str, "name": str, "created": str, "schema": int, "seconds": float}
+HEAD |= {"seed": int | None, "commit": str | None, "versions": dict[str, str]}
 WORDS = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
 SPECIAL = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 LARGEST = 2**63  # whole numbers beyond it do not fit the arithmetic of reports
@@ -35,7 +27,7 @@ def special(value: Any) -> Any:
     return SPECIAL.get(value, value) if isinstance(value, str) else value
 
 
-def shaped_record(values: dict[str, Any]) -> dict[str, Any]:
+def shaped_record(values: Free) -> Free:
     """Return a record's JSON values with special floats restored.
 
     Raises:
@@ -46,13 +38,13 @@ def shaped_record(values: dict[str, Any]) -> dict[str, Any]:
         kind += f" {values['name']}"
         if kind not in SHAPES:
             raise InputError(f"name is {values['name']!r}; expected 'house-prices' or 'mnist'.")
-    parts = SHAPES.get(kind, (Free, Free, Free))
-    hints = {**HEAD, **dict(zip(("figures", "settings", "data"), parts, strict=True))}
+    figures, settings, data = SHAPES.get(kind, (Free, Free, Free))
+    hints = {**HEAD, "figures": figures, "settings": settings, "data": data}
     values = {"settings": {}, "data": {}, **values}
     found = {key: shaped(item, hints.get(key, Any), key) for key, item in values.items()}
-    if parts[2] is not Free:
+    if data is not Free:
         shaped(values["data"], dict[str, Data], "data")  # those beyond the two that are required
-    if wrong := next(_loose_ends(found["kind"], found["figures"], found["settings"]), None):
+    if wrong := next(_loose_ends(kind, found["figures"], found["settings"]), None):
         raise InputError(wrong)
     return found
 
@@ -69,45 +61,55 @@ def shaped(value: Any, shape: Any, path: str) -> Any:
     if shape is Any:
         return special(value)
     if origin is types.UnionType:
-        return shaped(value, _branch(value, inner), path)
-    if is_typeddict(shape) and isinstance(value, dict):
-        hints = shape.__annotations__
-        missing = next((k for k in hints if k in shape.__required_keys__ and k not in value), None)
-        if missing is not None:
-            raise InputError(f"{path}.{missing} is missing; expected {_words(hints[missing])}.")
-        hints = {k: get_args(h)[0] if get_origin(h) is NotRequired else h for k, h in hints.items()}
-        return {k: shaped(item, hints.get(k, Any), f"{path}.{k}") for k, item in value.items()}
-    if origin is dict and isinstance(value, dict):
-        return {key: shaped(item, inner[1], f"{path}.{key}") for key, item in value.items()}
-    if origin is list and isinstance(value, list):
-        return [shaped(item, inner[0], f"{path}.{i}") for i, item in enumerate(value)]
+        if value is None and type(None) in inner:
+            return None
+        status = value.get("status") if isinstance(value, dict) else None
+        hints = {part: getattr(part, "__annotations__", {}).get("status") for part in inner}
+        named = (part for part, hint in hints.items() if status in get_args(hint))
+        return shaped(value, next(named, inner[0]), path)
+    keys = _keys(shape)
+    if keys and isinstance(value, dict):
+        for key, hint in keys.items():
+            if key not in value and key[-1] not in "?*":
+                raise InputError(f"{path}.{key} is missing; expected {_words(hint)}.")
+        if "released?" in keys and ("released" in value) != ("honest" in value):
+            raise InputError(f"{path} holds one of released and honest; expected both or none.")
+        hints = {k: keys.get(k, keys.get(f"{k}?", keys.get("*", Any))) for k in value}
+        found = {k: shaped(item, hints[k], f"{path}.{k}") for k, item in value.items()}
+        if shape in PARALLEL and len({len(found[key]) for key in keys}) > 1:
+            raise InputError(f"{path} holds lists of different lengths.")
+        return found
+    items = shape if isinstance(shape, list) else inner if origin is list else ()
+    if items and isinstance(value, list):
+        return [shaped(item, items[0], f"{path}.{i}") for i, item in enumerate(value)]
     if shape is float and isinstance(value, str):
         value = SPECIAL.get(value, value)
     small = not isinstance(value, int) or abs(value) <= LARGEST
-    if origin in (dict, list) or is_typeddict(shape) or not (small and fits(value, shape)):
+    if keys or items or not (small and fits(value, shape)):
         raise InputError(f"{path} is {repr(value)[:40]}; expected {_words(shape)}.")
     return value
 
 
-def _branch(value: Any, shapes: tuple[Any, ...]) -> Any:
-    """Return the shape of a union that a value must fit; a ``Literal`` key tells them apart."""
-    if value is None and type(None) in shapes:
-        return type(None)
-    for shape in shapes:
-        keys = shape.__annotations__.items() if is_typeddict(shape) else ()
-        names = {key: get_args(hint) for key, hint in keys if get_origin(hint) is Literal}
-        if isinstance(value, dict) and all(value.get(key) in names[key] for key in names):
-            return shape
-    return shapes[0]
+def _keys(shape: Any) -> Free:
+    """Return the shapes by key of a shape that is an object; "?" ends a key that may be missing."""
+    if is_typeddict(shape):
+        hints = shape.__annotations__.items()
+        plain = {k: get_args(h)[0] if get_origin(h) is NotRequired else h for k, h in hints}
+        return {k if k in shape.__required_keys__ else f"{k}?": h for k, h in plain.items()}
+    if get_origin(shape) is dict:
+        return {"*": get_args(shape)[1]}
+    return shape if isinstance(shape, dict) else {}
 
 
 def _words(shape: Any) -> str:
     origin, inner = get_origin(shape), get_args(shape)
-    if origin in (types.UnionType, NotRequired):
+    if origin is types.UnionType:
         return _words(inner[0])
     if origin is Literal:
         return " or ".join(map(repr, inner))
-    return WORDS.get(shape, "a list" if origin is list else "an object")
+    if origin is list or isinstance(shape, list):
+        return "a list"
+    return "an object" if _keys(shape) else WORDS.get(shape, "nothing")
 
 
 def _loose_ends(kind: str, figures: Any, settings: Any) -> Iterator[str]:
@@ -120,45 +122,27 @@ def _loose_ends(kind: str, figures: Any, settings: Any) -> Iterator[str]:
                 yield f"figures.worst_case.{name} is missing; expected an object."
             if len(row.get("per_class", figures["classes"])) != len(figures["classes"]):
                 yield f"figures.models.{name}.per_class and figures.classes differ in length."
-    if kind == "immunize" and "per_class" in figures:
+    elif kind == "immunize" and "per_class" in figures:
         found = figures["per_class"]
         if {len(found["before"]), len(found["after"])} - {0, len(found["classes"])}:
             yield "figures.per_class holds lists of different lengths."
-    if kind == "demo":
+    elif kind == "demo":
         steps = {str(step) for step in settings["steps"]}
-        for name in (n for n in ("no defence", "frontier") if n not in figures["methods"]):
+        for name in sorted({"no defence", "frontier"} - figures["methods"].keys()):
             yield f"figures.methods.{name} is missing; expected an object."
         for name, row in figures["methods"].items():
             if len(steps) != 3 or steps - row["harmful_accuracy"]["gradient_descent"].keys():
                 yield f"figures.methods.{name} and settings.steps do not name the same steps."
-            if _uneven(row["norm_ratio"], "steps", "primary", "harmful"):
-                yield f"figures.methods.{name}.norm_ratio holds lists of different lengths."
-    if kind == "reproduce" and "norm_ratio" in figures:
-        yield from _in_rows(figures["rows"], "figures")
+    elif kind == "reproduce house-prices":
+        steps = figures["norm_ratio"]["steps"]
         for name, row in figures["norm_ratio"]["curves"].items():
-            curve = {**row, "steps": figures["norm_ratio"]["steps"]}
-            if _uneven(curve, "steps", "primary", "harmful"):
+            if {len(row["primary"]), len(row["harmful"])} != {len(steps)}:
                 yield f"figures.norm_ratio.curves.{name} and its steps differ in length."
-        for name, row in figures["path"].items():
-            if _uneven(row, "epochs", "released", "honest"):
-                yield f"figures.path.{name} holds lists of different lengths."
-    elif kind == "reproduce":
+    elif kind == "reproduce mnist":
         for protocol, found in figures["protocols"].items():
-            yield from _in_rows(found["rows"], f"figures.protocols.{protocol}")
             counted = {row["name"] for row in found["rows"] if "successes" in row}
             for name, maps in found["maps"].items():
                 if {len(line) for cells in maps.values() for line in (cells, *cells)} != {10}:
                     yield f"figures.protocols.{protocol}.maps.{name} is not ten by ten."
                 if name not in counted:
                     yield f"figures.protocols.{protocol}.rows lack the successes of {name}."
-
-
-def _in_rows(rows: list[dict[str, Any]], path: str) -> Iterator[str]:
-    """Yield the rows of a reproduction that hold one condition number without the other."""
-    for i, row in enumerate(rows):
-        if ("released" in row) != ("honest" in row):
-            yield f"{path}.rows.{i} holds one of released and honest; expected both or none."
-
-
-def _uneven(row: dict[str, Any], *keys: str) -> bool:
-    return len({len(row[key]) for key in keys}) > 1

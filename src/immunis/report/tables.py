@@ -6,21 +6,14 @@ import math
 
 from immunis.core.controls import CONTROL, SCRATCH
 from immunis.core.records import Record
-from immunis.core.shapes import (
-    AuditFigures,
-    DemoFigures,
-    ImmunizeFigures,
-    Interval,
-    MeasureFigures,
-    Outcome,
-)
+from immunis.core.shapes import AuditFigures, ImmunizeFigures, Interval, Outcome
 from immunis.report.format import Table, number, percent
 from immunis.report.query import called, outlines, per_class, telling_classes
 
 
 def measure_table(record: Record) -> Table:
     """Return one row for each of the two spectra of a ``measure`` record."""
-    f: MeasureFigures = record.figures
+    f = record.figures
     rows = []
     for role, s in (("primary", f["primary"]), ("harmful", f["harmful"])):
         sizes = [number(n) for n in (s["rank"], s["dimension"], s["samples"])]
@@ -49,7 +42,7 @@ def immunize_table(record: Record) -> Table:
 
 def demo_table(record: Record) -> Table:
     """Return one row a method: condition numbers, RIR, and what two attackers reach."""
-    f: DemoFigures = record.figures
+    f = record.figures
     steps = record.settings["steps"]
     rows = []
     for name, row in f["methods"].items():

@@ -7,7 +7,7 @@ from collections import Counter
 
 from immunis.core.controls import SCRATCH
 from immunis.core.records import Record
-from immunis.core.shapes import AuditFigures, DemoFigures, ImmunizeFigures, Outcome
+from immunis.core.shapes import AuditFigures, ImmunizeFigures, Outcome
 from immunis.report.format import number, percent
 from immunis.report.query import ROLES, defended, leading
 
@@ -105,7 +105,7 @@ def headline(record: Record) -> str:
             f"{number(rho['after'])}; {change(record, score['after'], score['before'])} on "
             f"{score['split']} data."
         )
-    demo: DemoFigures = record.figures
+    demo = record.figures
     steps = str(max(record.settings["steps"]))
     reads = {name: row["harmful_accuracy"] for name, row in demo["methods"].items()}
     best = min(reads, key=lambda name: reads[name]["gradient_descent"][steps])

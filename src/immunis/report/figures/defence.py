@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from immunis.core.records import Record
-from immunis.core.shapes import DemoFigures
 from immunis.report import style
 from immunis.report.query import ROLES, outlines
 from immunis.report.style import canvas, legend, line, rendered
@@ -86,7 +85,7 @@ def norm_ratios(record: Record, kind: str = "png") -> bytes:
 
 def overview(record: Record, kind: str = "png") -> bytes:
     """Draw RIR of every method beside the harmful accuracy that an attacker still reaches."""
-    f: DemoFigures = record.figures
+    f = record.figures
     names = list(f["methods"])[::-1]
     figure = canvas()
     left, right = figure.subplots(1, 2, sharey=True)
