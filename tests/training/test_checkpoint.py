@@ -67,9 +67,7 @@ def test_a_run_resumes_in_another_precision(tmp_path):
         patch.setattr("immunis.training.hardware.Hardware.fabric", with_a_scaler(Hardware.fabric))
         found = go(Hardware(precision="bf16-mixed"))
     assert found.steps == 4
-    assert "the first 2 steps were taken in 32-true; the run was resumed in bf16-mixed." in (
-        found.notes
-    )
+    assert "the first 2 steps were taken in 32-true, the others in bf16-mixed." in (found.notes)
 
 
 def test_foreign_and_damaged_checkpoints_are_refused(tmp_path):

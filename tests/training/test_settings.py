@@ -58,7 +58,7 @@ def test_settings_out_of_range_are_refused(bad):
         (Training, {"steps": 2.5}, "is of type float"),
         (Training, {"batch": 32.0}, "is of type float"),
         (Hardware, {"devices": "2"}, "is of type str"),
-        (Hardware, {"devices": -1}, "devices=-1: need >= 1"),
+        (Hardware, {"devices": -1}, "devices=-1: expected a finite number >= 1"),
         (Hardware, {"strategy": "dp"}, "did you mean 'ddp'"),
         (Hardware, {"precision": "bf16"}, "unknown precision"),
     ],

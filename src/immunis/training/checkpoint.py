@@ -1,8 +1,7 @@
 """A training run on disk: everything it needs to continue as if it had never stopped.
 
-Data order and randomness depend on the step number alone (``immunis.data.loader``), so the step
-stands for the state of loaders and generators. A checkpoint is written whole or not at all, after
-a line with the SHA-256 of the rest. It is read without unpickling objects.
+Data order and randomness depend on the step number alone, so no state of theirs is kept. A line
+with the SHA-256 of the rest comes first. Objects are never unpickled.
 """
 
 from __future__ import annotations
@@ -44,10 +43,9 @@ _FULL = StateDictOptions(full_state_dict=True)
 
 def model_state(model: nn.Module) -> dict[str, Any]:
     """Return a model's whole state on the CPU, also if it is wrapped or sharded."""
-    state: dict[str, Any] = get_model_state_dict(model, options=_FULL)
     return {
         name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
-        for name, value in state.items()
+        for name, value in get_model_state_dict(model, options=_FULL).items()
     }
 
 
@@ -108,11 +106,7 @@ def head_of(content: bytes | memoryview) -> bytes:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's content.
-
-    Raises:
-        InputError: if it is missing, damaged, or holds anything but plain values.
-    """
+    """Return a checkpoint's content; refuse a damaged one, and any but plain values."""
     try:
         with path.open("rb") as file:
             head, body = file.readline(len(HEAD) + 65), file.read()
@@ -122,10 +116,7 @@ def read(path: Path) -> dict[str, Any]:
     if not head.startswith(HEAD):
         raise InputError(foreign)
     if head != head_of(body):
-        raise InputError(
-            f"checkpoint {path} is damaged: it does not match its checksum. Delete it to start "
-            "afresh."
-        )
+        raise InputError(f"checkpoint {path} is damaged (checksum). Delete it to start afresh.")
     try:
         archive = io.BytesIO(body)
         check_stored(archive)
@@ -138,21 +129,15 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def restore(run: TrainingRun, path: Path, mark: Mapping[str, str]) -> None:
-    """Continue a run from its checkpoint.
-
-    Raises:
-        InputError: if the checkpoint is damaged or belongs to another run.
-    """
+    """Continue a run from its checkpoint; refuse a damaged one, and one of another run."""
     state = read(path)
     shapes = [
         {name: getattr(value, "shape", None) for name, value in tensors.items()}
         for tensors in (model_state(run.model), state["model"])
     ]
     if wrong := differing(*shapes):
-        raise InputError(
-            f"checkpoint {path} belongs to another model: {len(wrong)} tensors differ in name or "
-            f"shape, among them {wrong[0]}."
-        )
+        told = f"{len(wrong)} tensors differ in name or shape, among them {wrong[0]}"
+        raise InputError(f"checkpoint {path} belongs to another model: {told}.")
     if apart := differing(state["run"], mark):
         raise InputError(
             f"checkpoint {path} belongs to another run, which differs in: {', '.join(apart)}. Use "
@@ -165,11 +150,8 @@ def restore(run: TrainingRun, path: Path, mark: Mapping[str, str]) -> None:
     run.notes += [note for note in state["notes"] if note not in run.notes]
     for stream, names in zip(run.streams, state["skipped"], strict=True):
         stream.task.train.corrupt |= set(names)
-    if state["precision"] != _precision(run):
-        run.notes.append(
-            f"the first {run.step} steps were taken in {state['precision']}; the run was resumed "
-            f"in {_precision(run)}."
-        )
+    if (before := state["precision"]) != (now := _precision(run)):
+        run.notes.append(f"the first {run.step} steps were taken in {before}, the others in {now}.")
     if state["scaler"]:  # empty if that precision has none
         run.fabric.strategy.precision.load_state_dict(state["scaler"])
     if run.head is not None:

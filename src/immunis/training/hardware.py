@@ -13,7 +13,7 @@ import torch
 
 from immunis.core.errors import SettingsError
 from immunis.core.lost_process import leave_processes, watch_processes
-from immunis.core.settings import build, check, require
+from immunis.core.settings import build, check, require_least
 
 CLI_USED = "LT_CLI_USED"  # ``fabric run`` sets it, and these for its options
 CLI = {
@@ -48,15 +48,10 @@ class Hardware:
     def __post_init__(self) -> None:
         """Check the types and the ranges."""
         check(vars(self), get_type_hints(Hardware), "hardware")
-        for name in ("devices", "nodes"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: need >= 1")
+        require_least(self, 1, "devices", "nodes")
 
     def as_launched(self) -> Hardware:
-        """Return these settings, replaced by those of the launcher that started this process.
-
-        Raises:
-            SettingsError: if ``fabric run`` was given devices or nodes that are not a number.
-        """
+        """Return these settings, replaced by those of the launcher that started this process."""
         if int(os.environ.get(CLI_USED, "0")):
             found: dict[str, Any] = {o: os.environ[n] for n, o in CLI.items() if n in os.environ}
             if found.get("device") == "gpu":
@@ -74,11 +69,7 @@ class Hardware:
         return replace(self, devices=here, nodes=count // here, strategy=strategy)
 
     def fabric(self) -> Any:
-        """Start Lightning Fabric with these settings.
-
-        Raises:
-            SettingsError: if this machine cannot meet the request.
-        """
+        """Start Lightning Fabric; raise ``SettingsError`` if this machine has not what is asked."""
         from lightning.fabric import Fabric
         from lightning.fabric.strategies import DDPStrategy
 
@@ -93,7 +84,7 @@ class Hardware:
         if self.devices * self.nodes > 1:
             watch_processes()
         try:
-            with _without(CLI_USED, *CLI):  # Fabric would compare them with its arguments
+            with _without_variables(CLI_USED, *CLI):  # Fabric would compare them with its arguments
                 fabric = Fabric(
                     accelerator=device,
                     devices=self.devices,
@@ -109,8 +100,7 @@ class Hardware:
 
 
 @contextmanager
-def _without(*names: str) -> Iterator[None]:
-    """Hide environment variables."""
+def _without_variables(*names: str) -> Iterator[None]:
     kept = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield
@@ -124,11 +114,7 @@ def hardware_of(values: Mapping[str, Any]) -> Hardware:
 
 
 def device_of(name: str) -> str:
-    """Return a usable device; ``"auto"`` means the accelerator if there is one, else the CPU.
-
-    Raises:
-        SettingsError: if the device cannot be used here.
-    """
+    """Return a device that works here; ``"auto"`` means the accelerator if any, else the CPU."""
     if name == "auto":
         usable = {"cuda": torch.cuda, "mps": torch.backends.mps}
         return next((kind for kind, of in usable.items() if of.is_available()), "cpu")

@@ -35,25 +35,15 @@ from immunis.training.tracking import close_loggers, log, open_loggers
 
 @dataclass(frozen=True)
 class Fit:
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-        model: the trained model: same class and keys as before, in evaluation mode.
-        history: figures of every evaluation, the first of them before any step.
-        best_step: the step whose weights these are.
-        weights: factor of each term, as given or balanced.
-        steps: optimizer steps taken.
-        seconds: wall time (of the last part, if the run was resumed).
-        notes: what a reader of the record should know.
-    """
-
-    model: nn.Module
-    history: list[dict[str, Any]]
-    best_step: int
-    weights: dict[str, float]
-    steps: int
-    seconds: float
-    notes: list[str]
+    model: nn.Module  # of the same class and keys as before, in evaluation mode
+    history: list[dict[str, Any]]  # figures of every evaluation, the first before any step
+    best_step: int  # whose weights these are
+    weights: dict[str, float]  # factor of each term, as given or balanced
+    steps: int  # taken by the optimizer
+    seconds: float  # of the last part, if the run was resumed
+    notes: list[str]  # for a reader of the record
 
 
 @report_lost_process()
@@ -74,21 +64,11 @@ def fit(
 ) -> Fit:
     """Train a copy of a model on an objective; return its best evaluation.
 
-    Args:
-        cut: the model; it is not changed.
-        objective: what to minimise.
-        primary: the task that must stay easy.
-        harmful: the task that should become hard; None pre-trains on the primary task.
-        training: how to train.
-        hardware: where to train; one CPU process by default.
-        seed: decides data order, augmentation, dropout and the harmful head.
-        folder: for checkpoints and TensorBoard's curves; None writes nothing. A checkpoint is
-            written at every evaluation, and at least every five minutes. No lock is taken: one
-            run at a time per folder.
-        resume: continue from the checkpoint in ``folder``, if there is one.
-        wandb: Weights & Biases project to log to.
-        identity: the objective's settings; a checkpoint of another objective is refused.
-        progress: called with what was done and the share of the whole.
+    Without a harmful task, this is pre-training. ``seed`` decides data order, augmentation, dropout
+    and the harmful head. ``folder`` takes a checkpoint at every evaluation, and at least every
+    five minutes, and TensorBoard's curves; no lock is taken, so it serves one run at a time.
+    ``resume`` continues from its checkpoint, if there is one; a checkpoint of another ``identity``
+    (the objective's settings) is refused. ``wandb`` names a Weights & Biases project to log to.
 
     Raises:
         InputError: if the model, the data or the checkpoint cannot be used.
@@ -109,10 +89,8 @@ def fit(
         checkpoint.restore(run, kept, mark)
     else:
         if earlier and rank() == 0:
-            warnings.warn(
-                f"{kept} belongs to an earlier run and will be replaced; resume to continue it.",
-                stacklevel=2,
-            )
+            told = f"{kept} belongs to an earlier run and will be replaced; resume to continue it."
+            warnings.warn(told, stacklevel=2)
         run.history.append(evaluate(run))
     loggers = open_loggers(kept and kept.parent, wandb, asdict(training)) if rank() == 0 else []
     stride = math.ceil(run.steps / training.evaluate)
@@ -128,9 +106,7 @@ def fit(
 
             steps.clear(run)
             attacked = steps.attack(run, rows)
-            outputs = steps.forward(run, rows)
-            loss, terms = steps.loss_of(outputs.view, objective.terms, run.weights)
-            steps.backward(run, loss, outputs)
+            terms = steps.add_gradient(run, rows, objective.terms, run.weights)
             norm = fabric.clip_gradients(
                 run.student, optimizer, max_norm=training.clip or math.inf, error_if_nonfinite=False
             )
@@ -182,27 +158,18 @@ def _check_finite(run: TrainingRun, values: dict[str, float], norm: float) -> No
 
 
 def _diverged(step: int, what: str, kept: Path | None) -> str:
-    told = (
-        f"training diverged at step {step}: {what.rstrip('.')}. Lower the rate, the weights or "
-        "clip, and start afresh."
-    )
-    if kept is None or not kept.exists():
-        return told
-    return (
-        f"{told} The last good checkpoint is {kept}: "
-        "immunis.training.checkpoint.read(path)['model'] is its state_dict; resuming continues "
-        "from it with the same settings only."
-    )
+    told = f"training diverged at step {step}: {what.rstrip('.')}. Lower the rate, the weights or "
+    told += "clip, and start afresh."
+    if kept is not None and kept.exists():
+        told += f" The last good checkpoint is {kept}; immunis.training.checkpoint.read reads it."
+    return told
 
 
 def _finished(run: TrainingRun, cut: Cut, seconds: float) -> Fit:
     """Return the best evaluation's model, with notes on doubts about it."""
     history, best = run.history, run.best
     if best["model"] is None:
-        run.note(
-            "no evaluation kept the held-out primary score within the tolerance; these are the "
-            "last weights."
-        )
+        run.note("no evaluation kept the primary score within the tolerance: the last one counts.")
         best = {"step": history[-1]["step"], "model": checkpoint.model_state(run.model)}
     if run.judge == "probe" and run.streams[1].task.kind == "classification":
         chosen = next(row for row in history if row["step"] == best["step"])

@@ -25,8 +25,7 @@ class View:
     Attributes:
         logits: answers to the primary batch (n_P, C).
         labels: class positions, or targets, of the primary batch.
-        primary: pooled features of the primary batch by layer; ``""`` is the input of the head.
-        harmful: pooled features of the harmful batch by layer.
+        primary, harmful: pooled features of a batch by layer; ``""`` is the input of the head.
         targets: harmful labels as a float64 matrix (n_H, C_H), one-hot for classes; with
             ``recall`` the original's predictions stand beside them.
         teacher: the original's answers to the primary batch and its features, if asked for.

@@ -25,7 +25,7 @@ from immunis.theory.ridge import ridge_path
 from immunis.theory.rir import rir
 from immunis.theory.scores import score
 from immunis.theory.spectrum import quiet_spectrum
-from immunis.training.setup import TrainingRun
+from immunis.training.setup import TrainingRun, resting
 
 SAMPLES, MOST = 4096, 8192  # rows for κ and ρ, and rows to score
 RIDGES, FOLDS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6), 5
@@ -43,26 +43,16 @@ def average_buffers(run: TrainingRun) -> None:
 
 
 def evaluate(run: TrainingRun) -> Figures:
-    """Return figures on held-out rows, in evaluation mode and full precision.
-
-    Raises:
-        NumericalError: if features are not finite.
-    """
+    """Return figures on held-out rows, in evaluation mode and full precision."""
     average_buffers(run)
-    awake = [module for module in run.student.modules() if module.training]
-    run.student.eval()
 
     def forward(inputs: Tensor) -> tuple[Tensor, Tensor]:
         answers, features = run.model(inputs)
         return answers, features[""]
 
-    try:
-        return run.fabric.broadcast(
-            {"step": run.step, **held_out_figures(run.streams, run.held, forward)}
-        )
-    finally:
-        for module in awake:
-            module.training = True
+    with resting(run.student):
+        figures = held_out_figures(run.streams, run.held, forward)
+    return run.fabric.broadcast({"step": run.step, **figures})
 
 
 @torch.no_grad()
@@ -163,18 +153,18 @@ def merit(
     """
     start = history[0]
 
-    def lost(row: Figures) -> bool:
-        return bool(row["primary"] < start["primary"] - tolerance)
+    least = start["primary"] - tolerance
 
     def read(row: Figures) -> float:
         return float(max(row["probe"], row["chance"]))
 
     if judge == "primary":
         return figures["primary"], 0.0
-    if lost(figures):
+    if figures["primary"] < least:
         return -math.inf, 0.0
     if judge == "probe":
-        lowest = min([figures, *(r for r in history[1:] if not lost(r))], key=read)
+        rows = [figures, *(row for row in history[1:] if not row["primary"] < least)]
+        lowest = min(rows, key=read)
         return -max(read(figures), read(lowest) + lowest["noise"]), figures["primary"]
     primary, harmful = figures["kappa_primary"], figures["kappa_harmful"]
     if figures["rank_primary"] < start["rank_primary"]:
@@ -200,9 +190,9 @@ def is_best(run: TrainingRun) -> bool:
 
 def is_patient(run: TrainingRun) -> bool:
     """Return True unless ``patience`` evaluations have passed without a better one."""
-    since = sum(row["step"] > run.best["step"] for row in run.history)
-    patience = run.training.patience
-    return not patience or run.best["model"] is None or since < patience
+    if not run.training.patience or run.best["model"] is None:
+        return True
+    return sum(r["step"] > run.best["step"] for r in run.history) < run.training.patience
 
 
 def doubts(figures: Figures, start: Figures) -> list[str]:
@@ -214,9 +204,8 @@ def doubts(figures: Figures, start: Figures) -> list[str]:
 
     if not reads(start):
         found.append(
-            f"before training a probe reads {start['probe']:.1%} of the held-out harmful rows, and "
-            f"the best constant answer is right in {chance:.1%}: too few rows to judge by. Raise "
-            "harmful_held_out (or held_out), or give more harmful data."
+            f"before training a probe reads {start['probe']:.1%} of the held-out harmful rows, the "
+            f"best constant {chance:.1%}: too few rows to judge by. Raise harmful_held_out."
         )
     held, trained = figures["probe_held"], figures["probe_trained"]
     once = start["probe_held"], start["probe_trained"]

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
-from immunis.core.settings import build, check, require
+from immunis.core.settings import build, check, require, require_least
 
 Role = Literal["primary", "harmful"]
-RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    (">= 1", lambda v: v >= 1, "batch harmful_batch accumulate evaluate"),
-    ("> 0", lambda v: 0 < v < math.inf, "steps epochs harmful_epochs rate head_rate"),
-    (">= 0", lambda v: 0 <= v < math.inf, "weight_decay head_weight_decay clip tolerance"),
-    (">= 0", lambda v: v >= 0, "patience workers"),
-    ("0 <= value < 1", lambda v: 0 <= v < 1, "label_smoothing warmup"),
-    ("0 < value < 1", lambda v: 0 < v < 1, "held_out harmful_held_out"),
-)
 
 
 @dataclass(frozen=True)
@@ -84,16 +76,20 @@ class Training:
     def __post_init__(self) -> None:
         """Check the types, the ranges and the combinations."""
         check(vars(self), get_type_hints(Training), "training")
-        for need, fits, names in RANGES:
-            for name in names.split():
-                value = getattr(self, name)
-                require(value is None or fits(value), f"{name}={value}: need {need}")
-        lengths = [n for n in ("steps", "epochs", "harmful_epochs") if getattr(self, n) is not None]
-        require(len(lengths) <= 1, f"{' and '.join(lengths)} exclude each other: give one")
+        require_least(self, 1, "batch", "harmful_batch", "accumulate", "evaluate")
+        lengths = "steps", "epochs", "harmful_epochs"
+        require_least(self, 0, *lengths, "rate", "head_rate", above=True)
+        require_least(self, 0, "weight_decay", "head_weight_decay", "clip", "tolerance")
+        require_least(self, 0, "label_smoothing", "warmup", "patience", "workers")
+        require_least(self, 0, "held_out", "harmful_held_out", above=True)
+        for name in ("label_smoothing", "warmup", "held_out", "harmful_held_out"):
+            value = getattr(self, name)
+            require(value is None or value < 1, f"{name}={value}: expected a number below 1")
+        given = [name for name in lengths if getattr(self, name) is not None]
+        require(len(given) <= 1, f"{' and '.join(given)} exclude each other: give one")
         require(
             self.accumulate == 1 or self.batchnorm == "freeze",
-            "accumulate runs every part twice, which would count twice in BatchNorm statistics: "
-            "use batchnorm='freeze' with it",
+            "accumulate runs every part twice, also for BatchNorm: use batchnorm='freeze' with it",
         )
 
     def share_held_out(self, role: Role) -> tuple[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,39 +28,26 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass
 class TrainingRun:
-    """The state of a training run.
-
-    Attributes:
-        student: the ``WithFeatures`` model in training, set up by Fabric.
-        body: trained parameters of the extractor; a simulated attacker moves them.
-        held: held-out rows of both tasks.
-        head: harmful head that is trained along, if the objective asks.
-        sharded: each process holds only a part of every gradient (FSDP).
-        step: steps done.
-        weights: factor of each term; empty before the first step.
-        history: figures of every evaluation.
-        best: step and model state of the best evaluation.
-        notes: what a reader of the record should know.
-    """
+    """The state of a training run."""
 
     fabric: Any
-    student: Any
+    student: Any  # the ``WithFeatures`` model in training, set up by Fabric
     objective: Objective
-    body: list[nn.Parameter]
+    body: list[nn.Parameter]  # of the extractor, trained; a simulated attacker moves them
     training: Training = field(default_factory=Training)
     optimizer: Any = None
     streams: list[Stream] = field(default_factory=list)
-    held: list[Rows] = field(default_factory=list)
+    held: list[Rows] = field(default_factory=list)  # held-out rows of both tasks
     steps: int = 0
     seed: int = 0
     teacher: Teacher | None = None
-    head: nn.Linear | None = None
-    sharded: bool = False
-    step: int = 0
-    weights: dict[str, float] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    head: nn.Linear | None = None  # of the harmful task, trained along if the objective asks
+    sharded: bool = False  # each process holds only a part of every gradient (FSDP)
+    step: int = 0  # steps done
+    weights: dict[str, float] = field(default_factory=dict)  # of terms; empty before step 1
+    history: list[dict[str, Any]] = field(default_factory=list)  # figures of every evaluation
     best: dict[str, Any] = field(default_factory=lambda: {"step": 0, "model": None})
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # for a reader of the record
 
     @property
     def model(self) -> nn.Module:
@@ -108,8 +96,7 @@ def prepare(
     hardware = hardware.as_launched()
     fabric = hardware.fabric()
     start = cut.copy()
-    chosen = _freeze_the_rest(start, training)
-    _set_mode(start.model, training, pretraining=harmful is None)
+    chosen = _choose_trained(start, training, pretraining=harmful is None)
     student = WithFeatures(start, objective.layers)
     if fabric.device.type == "cuda":
         start.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -155,10 +142,7 @@ def divided(task: Task, role: Role, training: Training) -> tuple[Rows, Rows]:
     """Return the rows of a task to train on and the rows to hold out."""
     count = len(task.train.dataset()[0])  # type: ignore[arg-type]
     if count < 20:
-        raise InputError(
-            f"{task.name}: {count} training samples; expected at least 20, since a share is held "
-            "out."
-        )
+        raise InputError(f"{task.name}: {count} training samples; at least 20 are needed.")
     name, share = training.share_held_out(role)
     return held_out(count, share, f"{task.name}: {name}")
 
@@ -178,22 +162,33 @@ def _check(cut: Cut, primary: Task, harmful: Task | None, training: Training) ->
         raise SettingsError(f"mix averages inputs of the harmful task, and {came}: leave it out.")
 
 
-def _freeze_the_rest(cut: Cut, training: Training) -> set[str]:
-    """Freeze all parameters except the chosen ones and the head; return the chosen names."""
+def _choose_trained(cut: Cut, training: Training, pretraining: bool) -> set[str]:
+    """Freeze all parameters except the chosen ones and the head; return the chosen names.
+
+    Dropout is used in pre-training only. BatchNorm updates if it is trained and asked to.
+    """
     names = set(cut.parameters_named(training.layers))
-    of_head = set() if cut.head_layer is None else {id(p) for p in cut.head_layer.parameters()}
+    of_head = set() if cut.head_layer is None else set(cut.head_layer.parameters())
     for name, parameter in cut.model.named_parameters():
-        parameter.requires_grad_(name in names or id(parameter) in of_head)
-    return names
-
-
-def _set_mode(model: nn.Module, training: Training, pretraining: bool) -> None:
-    """Use dropout only in pre-training; let trained BatchNorm update if asked."""
-    model.train(pretraining)
-    for module in model.modules():
+        parameter.requires_grad_(name in names or parameter in of_head)
+    for module in cut.model.train(pretraining).modules():
         if isinstance(module, BATCHNORM):
             trained = any(p.requires_grad for p in module.parameters())
             module.train(training.batchnorm == "update" and trained)
+    return names
+
+
+@contextmanager
+def resting(module: nn.Module) -> Iterator[None]:
+    """Keep a module in evaluation mode, so that it takes no statistics."""
+    awake = [part for part in module.modules() if part.training]
+    try:
+        for part in awake:
+            part.training = False
+        yield
+    finally:
+        for part in awake:
+            part.training = True
 
 
 def plain_name(name: str) -> str:
@@ -203,12 +198,11 @@ def plain_name(name: str) -> str:
 
 def _optimizer(training: Training, student: nn.Module, body: set[str]) -> torch.optim.Optimizer:
     """Return SGD with Nesterov momentum 0.9 or AdamW, over the extractor and then the head."""
-    named = {plain_name(n): p for n, p in student.named_parameters() if p.requires_grad}
+    parts: tuple[list[Tensor], list[Tensor]] = [], []
+    for name, parameter in student.named_parameters():
+        if parameter.requires_grad:
+            parts[plain_name(name) not in body].append(parameter)
     decays = training.weight_decay, training.head_weight_decay
-    parts = (
-        [p for n, p in named.items() if n in body],
-        [p for n, p in named.items() if n not in body],
-    )
     groups = [
         {"params": part, "lr": rate, "weight_decay": decay}
         for part, rate, decay in zip(parts, training.peaks, decays, strict=True)
@@ -232,9 +226,5 @@ def _note_small_grams(run: TrainingRun, width: int) -> None:
         told = f"{size} {role} samples a step in {least} dimensions: the Gram is rank-deficient"
         run.note(f"{told}{fault}. {remedy}.", RankWarning)
     if run.objective.recall and (rows := run.streams[1].batch) < RECALLED * width:
-        told = (
-            f"recall: {rows} harmful samples a step for {width} features; with fewer than "
-            f"{RECALLED} for each a probe says little but the labels again. Raise harmful_batch, "
-            "or give more harmful data."
-        )
-        run.note(told, RankWarning)
+        told = f"recall: {rows} harmful samples a step for {width} features; at least {RECALLED} "
+        run.note(f"{told}for each are needed. Raise harmful_batch, or give more data.", RankWarning)

@@ -1,10 +1,4 @@
-"""One step: forward passes, weighted loss, exact accumulation, the simulated attacker.
-
-Terms of a Gram matrix are not means over samples, so plain accumulation would be wrong. With
-``accumulate`` > 1, ``forward`` runs all parts of the batch without gradient and joins the results;
-the loss is taken on the joined batch; ``backward`` runs each part again and sends the loss's
-gradient through it. The result is exact.
-"""
+"""One step: forward passes, weighted loss, exact accumulation, the simulated attacker."""
 
 from __future__ import annotations
 
@@ -14,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from immunis.core.distributed import rank, summed, world
 from immunis.core.errors import NumericalError
@@ -22,7 +16,7 @@ from immunis.data.task import target_matrix
 from immunis.data.transforms import augmented, mixed
 from immunis.theory.rho import recalled
 from immunis.training.objective import SUPERVISED, Attacker, Terms, View
-from immunis.training.setup import Batch, TrainingRun
+from immunis.training.setup import Batch, TrainingRun, resting
 
 Answers = dict[tuple[str, str], Tensor]  # by (role, layer); the role "logits" has no layer
 Pair = tuple[Batch | None, Batch | None]  # of the primary and the harmful task
@@ -36,15 +30,6 @@ class Rows:
     primary: Batch | None
     harmful: Batch | None
     recalled: Tensor | None = None
-
-
-@dataclass
-class Outputs:
-    """What an objective sees, and what ``backward`` needs to run the parts of a batch again."""
-
-    view: View
-    leaves: Answers
-    run_part: Callable[[int], Answers] | None = None
 
 
 def draw(run: TrainingRun, step: int, primary: Batch, harmful: Batch | None) -> Rows:
@@ -63,38 +48,64 @@ def draw(run: TrainingRun, step: int, primary: Batch, harmful: Batch | None) -> 
     return Rows(primary, mixed(inputs, targets, generator) if training.mix else (inputs, targets))
 
 
-def forward(run: TrainingRun, rows: Rows, primary: bool = True) -> Outputs:
-    """TrainingRun the student on a step's rows, on the harmful ones alone unless ``primary``."""
+def add_gradient(
+    run: TrainingRun,
+    rows: Rows,
+    terms_of: Callable[[View], Terms],
+    weights: Mapping[str, float],
+    primary: bool = True,
+) -> Terms:
+    """Add the gradient of ``Σ weight·term`` to ``.grad``; return the terms with a weight.
+
+    Only harmful rows are used unless ``primary``. Terms of a Gram matrix are not means over
+    samples, so plain accumulation would be wrong. With ``accumulate`` > 1, all parts run without
+    gradient, the loss is taken on the joined answers, and each part runs again to carry the loss's
+    gradient. The result is exact.
+    """
     pair = (rows.primary if primary else None), rows.harmful
     asked = _asked(run, rows, pair)
-    if run.training.accumulate == 1:
+    count, device = run.training.accumulate, run.fabric.device
+    if count == 1:
         answers = _answers(run, pair, sum(map(len, asked)) if run.joint else None)
-        return Outputs(_view(run, rows, pair, asked, answers), answers)
-    count, base, device = run.training.accumulate, torch.initial_seed(), run.fabric.device
+        loss, terms = _loss(_view(run, rows, pair, asked, answers), terms_of, weights)
+        run.fabric.backward(loss)
+        return terms
 
-    def split(batch: Batch | None) -> list[Batch | None]:
+    base = torch.initial_seed()
+
+    def part(batch: Batch | None, index: int) -> Batch | None:
         if batch is None:
-            return [None] * count
-        return list(zip(*(tensor.tensor_split(count) for tensor in batch), strict=True))
-
-    parts = list(zip(*map(split, pair), strict=True))
+            return None
+        return batch[0].tensor_split(count)[index], batch[1].tensor_split(count)[index]
 
     def run_part(index: int) -> Answers:
         # Both passes drop the same units; what terms draw does not depend on the parts.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(base + index)
-            return _answers(run, parts[index])
+            return _answers(run, (part(pair[0], index), part(pair[1], index)))
 
     with torch.no_grad():
-        found = [run_part(index) for index in range(len(parts))]
-    leaves = {key: torch.cat([part[key] for part in found]).requires_grad_() for key in found[0]}
-    return Outputs(_view(run, rows, pair, asked, leaves), leaves, run_part)
+        found = [run_part(index) for index in range(count)]
+    leaves = {key: torch.cat([one[key] for one in found]).requires_grad_() for key in found[0]}
+    loss, terms = _loss(_view(run, rows, pair, asked, leaves), terms_of, weights)
+    loss.backward()
+    begin = dict.fromkeys(leaves, 0)
+    for index in range(count):
+        waits = index < count - 1 and world() > 1
+        with run.fabric.no_backward_sync(run.student, enabled=waits):
+            total = torch.zeros((), device=device)
+            for key, answer in run_part(index).items():
+                gradient, end = leaves[key].grad, begin[key] + len(answer)
+                if gradient is not None:
+                    total = total + (answer * gradient[begin[key] : end].to(answer)).sum()
+                begin[key] = end
+            run.fabric.backward(total)
+    return terms
 
 
-def loss_of(
+def _loss(
     view: View, terms_of: Callable[[View], Terms], weights: Mapping[str, float]
 ) -> tuple[Tensor, Terms]:
-    """Return ``Σ weight·term`` over the terms with a weight, and those terms."""
     terms = {name: term for name, term in terms_of(view).items() if weights.get(name, 0.0)}
     total = 0.0 * view.logits.sum()  # every parameter takes part, as DDP expects
     for name, term in terms.items():
@@ -102,33 +113,13 @@ def loss_of(
     return total, {name: term.detach() for name, term in terms.items()}
 
 
-def backward(run: TrainingRun, loss: Tensor, outputs: Outputs) -> None:
-    """Add the gradient of the loss to ``.grad``."""
-    if outputs.run_part is None:
-        run.fabric.backward(loss)
-        return
-    loss.backward()
-    leaves, count = outputs.leaves, run.training.accumulate
-    begin = dict.fromkeys(leaves, 0)
-    for index in range(count):
-        waits = index < count - 1 and world() > 1
-        with run.fabric.no_backward_sync(run.student, enabled=waits):
-            total = torch.zeros((), device=run.fabric.device)
-            for key, answer in outputs.run_part(index).items():
-                gradient, end = leaves[key].grad, begin[key] + len(answer)
-                if gradient is not None:
-                    total = total + (answer * gradient[begin[key] : end].to(answer)).sum()
-                begin[key] = end
-            run.fabric.backward(total)
-
-
 def values_of(terms: Terms) -> dict[str, float]:
     """Return the values of terms, read from the device at once."""
     if not terms:
         return {}
-    place = next(iter(terms.values())).device
-    found = torch.stack([t.double().reshape(()).to(place) for t in terms.values()]).tolist()
-    return dict(zip(terms, found, strict=True))
+    first, *others = (term.double().reshape(()) for term in terms.values())
+    found = torch.stack([first, *(term.to(first.device) for term in others)])
+    return dict(zip(terms, found.tolist(), strict=True))
 
 
 def attack(run: TrainingRun, rows: Rows) -> Terms:
@@ -143,11 +134,7 @@ def attack(run: TrainingRun, rows: Rows) -> Terms:
 
 
 def balanced_weights(run: TrainingRun, rows: Rows) -> dict[str, float]:
-    """Return the objective's weights; None becomes ``multiple·‖∇supervised‖/‖∇term‖``.
-
-    Raises:
-        NumericalError: if a gradient is not finite.
-    """
+    """Return the objective's weights; None becomes ``multiple·‖∇supervised‖/‖∇term‖``."""
     goal = run.objective
     found = {SUPERVISED: 1.0} | {n: w for n, w in goal.weights.items() if w is not None}
 
@@ -160,9 +147,9 @@ def balanced_weights(run: TrainingRun, rows: Rows) -> dict[str, float]:
         add_gradient(run, rows, goal.terms, only)
         return _norm(run, _gradients(run))
 
-    base: float | None = None
-    for name in (name for name, weight in goal.weights.items() if weight is None):
-        base = pull(SUPERVISED) if base is None else base
+    balanced = [name for name, weight in goal.weights.items() if weight is None]
+    base = pull(SUPERVISED) if balanced else 0.0
+    for name in balanced:
         size = pull(name)
         if not (math.isfinite(size) and math.isfinite(base)):
             raise NumericalError(
@@ -171,10 +158,7 @@ def balanced_weights(run: TrainingRun, rows: Rows) -> dict[str, float]:
             )
         found[name] = goal.multiples.get(name, 1.0) * base / size if size > 0 else 0.0
         if not size:
-            run.note(
-                f"{name} has no gradient at the start, so no weight balances it: it is left out. "
-                "Give it a weight."
-            )
+            run.note(f"{name} has no gradient at the start and is left out: give it a weight.")
     return found
 
 
@@ -182,20 +166,6 @@ def clear(run: TrainingRun) -> None:
     """Drop all gradients."""
     for parameter in run.student.parameters():
         parameter.grad = None
-
-
-def add_gradient(
-    run: TrainingRun,
-    rows: Rows,
-    terms_of: Callable[[View], Terms],
-    weights: Mapping[str, float],
-    primary: bool = True,
-) -> Terms:
-    """Run forward pass, loss and backward pass; return the terms."""
-    outputs = forward(run, rows, primary)
-    loss, terms = loss_of(outputs.view, terms_of, weights)
-    backward(run, loss, outputs)
-    return terms
 
 
 def _gradients(run: TrainingRun) -> list[Tensor]:
@@ -207,15 +177,14 @@ def _norm(run: TrainingRun, tensors: list[Tensor]) -> float:
     return math.sqrt(float(summed(square) if run.sharded else square))
 
 
-def _scale(run: TrainingRun) -> float:
-    """Return the factor on losses in half precision."""
+def _scale(run: TrainingRun) -> float:  # of losses in half precision
     return 1.0 if run.scaler is None else float(run.scaler.get_scale())
 
 
 def _answers(run: TrainingRun, pair: Pair, asked: int | None = None) -> Answers:
     """Return logits of the first pass, and features of both batches.
 
-    ``asked`` is the number of rows of a joint pass that the teacher is asked about next.
+    The teacher is asked next about ``asked`` rows of a joint pass.
     """
     given = {role: batch[0] for role, batch in zip("ph", pair, strict=True) if batch is not None}
     found: Answers = {}
@@ -225,7 +194,8 @@ def _answers(run: TrainingRun, pair: Pair, asked: int | None = None) -> Answers:
         teaches = run.teacher is not None and run.objective.teacher and roles.startswith("p")
         lent = sizes[0] if asked is None else asked
         follow = run.teacher.following(lent) if run.teacher and teaches else nullcontext()
-        with follow, _resting(run.student, roles == "h" and not run.joint):
+        rest = resting(run.student) if roles == "h" and not run.joint else nullcontext()
+        with follow, rest:
             logits, features = run.student(torch.cat(inputs) if len(inputs) > 1 else inputs[0])
         found.setdefault(("logits", ""), logits.split(sizes)[0])
         for layer, z in features.items():
@@ -269,10 +239,9 @@ def _view(run: TrainingRun, rows: Rows, pair: Pair, asked: list[Tensor], answers
 
 @contextmanager
 def _attacked(run: TrainingRun, attacker: Attacker, rows: Rows) -> Iterator[Callable[[], None]]:
-    """Let the attacker move the parameters; put them back at the end.
+    """Let the attacker move the parameters; yield what carries ``.grad`` back; put them back.
 
-    Yields a function that carries ``.grad`` back to the starting point. The harmful head learns
-    from the attacker's first gradient.
+    The harmful head learns from the attacker's first gradient.
     """
     start = [p.detach().clone() for p in run.body]
     size = _norm(run, start)
@@ -280,8 +249,7 @@ def _attacked(run: TrainingRun, attacker: Attacker, rows: Rows) -> Iterator[Call
 
     def gradient() -> list[Tensor]:
         clear(run)
-        loss = {"attack": 1.0}
-        add_gradient(run, rows, lambda view: {"attack": attacker.loss(view)}, loss, primary=False)
+        add_gradient(run, rows, lambda view: {"": attacker.loss(view)}, {"": 1.0}, primary=False)
         return [g.clone() for g in _gradients(run)]
 
     def carry_back() -> None:
@@ -304,8 +272,8 @@ def _attacked(run: TrainingRun, attacker: Attacker, rows: Rows) -> Iterator[Call
             p.grad = g
 
     try:
-        for index in range(attacker.steps):
-            with _learning_head(run, index == 0):
+        for _ in range(attacker.steps):
+            with nullcontext() if path else _learning_head(run):
                 gradients = gradient()
             norm = _norm(run, gradients)
             factor = attacker.rate * size / norm if norm > 0 else 0.0
@@ -326,9 +294,9 @@ def _place(run: TrainingRun, values: list[Tensor]) -> None:
 
 
 @contextmanager
-def _learning_head(run: TrainingRun, learns: bool) -> Iterator[None]:
-    """Let the harmful head take one gradient step of its own, if ``learns``."""
-    if run.head is None or not learns:
+def _learning_head(run: TrainingRun) -> Iterator[None]:
+    """Let the harmful head, if any, take one gradient step of its own."""
+    if run.head is None:
         yield
         return
     run.head.requires_grad_(True)
@@ -342,16 +310,3 @@ def _learning_head(run: TrainingRun, learns: bool) -> Iterator[None]:
                     p.grad = None
     finally:
         run.head.requires_grad_(False)
-
-
-@contextmanager
-def _resting(module: nn.Module, rest: bool) -> Iterator[None]:
-    """TrainingRun in evaluation mode, so that no statistics are taken."""
-    awake = [m for m in module.modules() if m.training] if rest else []
-    try:
-        for m in awake:
-            m.training = False
-        yield
-    finally:
-        for m in awake:
-            m.training = True
