@@ -32,9 +32,8 @@ from immunis.models.find_head import cut
 from immunis.models.teacher import Teacher, WithFeatures
 from immunis.recipes import load_recipe
 from immunis.theory.feature_maps import even, fourier, white
-from immunis.theory.neighbours import nu
 from immunis.theory.regularizers import feature_hessian, r_ill, r_well
-from immunis.theory.rho import rho
+from immunis.theory.rho import nu, rho
 from immunis.training.objective import SUPERVISED, Objective
 from immunis.training.setup import TrainingRun
 from immunis.training.step import Rows, add_gradient, attack, balanced_weights, clear

@@ -20,9 +20,8 @@ from immunis.methods import get_method
 from immunis.methods.probe import hold, total_variance
 from immunis.models.find_head import cut
 from immunis.theory.feature_maps import even, fourier, white
-from immunis.theory.neighbours import nu
 from immunis.theory.regularizers import feature_hessian, r_ill, r_well
-from immunis.theory.rho import recalled, rho
+from immunis.theory.rho import nu, recalled, rho
 from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
 from immunis.training.settings import Training

@@ -470,7 +470,7 @@ def descent(i: Inputs):
     finite(torch.stack(list(path)))
 
 
-@checks("scores.score", "scores.answers", "scores.finite_predictions")
+@checks("scores.score", "scores.answers")
 def scores(i: Inputs):
     y = i.targets(scale=i.scale)
     wrong = y + i.features(5, i.other_scale).to(F)[:, :1]

@@ -8,7 +8,7 @@ import torch
 
 from immunis.core.settings import require_least
 from immunis.methods.base import LinearProblem, Method, Solution
-from immunis.theory.frontier import damped, frontier, whiten
+from immunis.theory.frontier import damped, frontier
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def solve(problem: LinearProblem, settings: Settings) -> Solution:
     grams = damped(problem.primary, settings.ridge), damped(problem.harmful, settings.ridge)
     theta = frontier(*grams, settings.budget, settings.free_scale)
     u, _, vh = torch.linalg.svd(theta.T @ problem.theta)
-    return Solution(theta @ u @ vh, {"free_directions": whiten(*grams).free})
+    return Solution(theta @ u @ vh, {"free_directions": grams[1].free_directions(grams[0])})
 
 
 METHOD = Method(

@@ -19,9 +19,8 @@ from immunis.core.settings import require, require_least
 from immunis.methods.base import Method
 from immunis.models.cut import Cut
 from immunis.theory.feature_maps import even, fourier, white
-from immunis.theory.neighbours import nu
 from immunis.theory.regularizers import closed_form
-from immunis.theory.rho import rho
+from immunis.theory.rho import nu, rho
 from immunis.training.objective import SUPERVISED, Attacker, Objective, Terms, View
 
 WIDTH = 0.5  # width of the kernel that lifted features stand for, over the number of features

@@ -18,13 +18,8 @@ from immunis.theory.spectrum import Spectrum, eigh
 def line_search(hessian: Tensor, cross: Tensor, start: Tensor | None = None) -> Iterator[Tensor]:
     """Yield the iterates w₀, w₁, ... of steepest descent on ``‖Zw − Y‖²``, forever.
 
-    The loss is known by its moments: gradient ``g = Hw − B`` with ``H = ZᵀZ``, ``B = ZᵀY``,
-    and the step that minimises it along g is ``‖g‖²/⟨g, Hg⟩`` (paper, section 5.1).
-
-    Args:
-        hessian: H (D×D), positive semi-definite.
-        cross: B (D×C).
-        start: w₀ (D×C); zero if left out.
+    Gradient ``g = Hw − B`` with ``H = ZᵀZ`` (D×D) and ``B = ZᵀY`` (D×C). The step ``‖g‖²/⟨g, Hg⟩``
+    minimises the loss along g (paper, section 5.1). ``start`` is w₀, by default zero.
     """
     w = torch.zeros_like(cross) if start is None else start.clone()
     largest, epsilon = hessian.abs().max(), len(hessian) * torch.finfo(hessian.dtype).eps
@@ -41,14 +36,10 @@ def line_search(hessian: Tensor, cross: Tensor, start: Tensor | None = None) -> 
 
 
 def norm_ratio_curve(moments: Gram, steps: int = 100) -> Tensor:
-    """``‖w_t − w*‖²/‖w₀ − w*‖²`` of probing by exact line search, t = 0..steps (paper, eq. 10).
+    """Return ``‖w_t − w*‖²/‖w₀ − w*‖²`` of exact line search, t = 0..steps (paper, eq. 10).
 
     Starts at w₀ = 0; w* is the least-squares solution of smallest norm, so directions that
-    no data reaches do not count.
-
-    Args:
-        moments: of the probed features and their targets, from ``gram(task, extractor)``.
-        steps: number of descent steps T; the curve has T + 1 values, the first is 1.
+    no data reaches do not count. ``moments`` come from ``gram(task, extractor)``.
     """
     steps = whole(steps, "steps")
     if not moments.cross().shape[1]:

@@ -1,7 +1,4 @@
-"""Views of features that show a linear probe more of them: white, of one length, random.
-
-What a linear probe reads of random features, kernels and small networks read of Z.
-"""
+"""Maps that show a linear probe more of the features: white, of one length, random."""
 
 from __future__ import annotations
 
@@ -18,28 +15,23 @@ from immunis.theory.spectrum import relative_cutoff
 def fourier(
     features: Tensor, count: int, gamma: float, generator: torch.Generator | None = None
 ) -> Tensor:
-    """``cos(zᵀω + b)`` of ``count`` draws of ω ~ N(0, 2γI) and a phase b.
+    """Return ``cos(zᵀω + b)`` for ``count`` draws of ω ~ N(0, 2γI) and a phase b.
 
-    Ridge regression on them is that with the kernel ``exp(−γ‖z − z'‖²)`` (Rahimi and Recht
-    2007). Draws come from ``generator``, or else torch's own on the features' device.
+    Ridge regression on them approximates the kernel ``exp(−γ‖z − z'‖²)`` (Rahimi and Recht 2007).
     """
     z = _real(features)
     device = z.device if generator is None else generator.device
-    frequencies = torch.randn(z.shape[1], count, generator=generator, device=device)
-    frequencies = math.sqrt(2 * gamma) * frequencies
+    draws = torch.randn(z.shape[1], count, generator=generator, device=device)
+    frequencies = math.sqrt(2 * gamma) * draws
     phases = 2 * math.pi * torch.rand(count, generator=generator, device=device)
     return torch.cos(z @ frequencies.to(z) + phases.to(z))
 
 
 def white(features: Tensor, ridge: float = 1e-5, floor: float = 0.0) -> Tensor:
-    """Features centred and white over the batch: ``(z − z̄)L⁻ᵀ`` with ``LLᵀ = Σ + λI``.
+    """Return features centred and white over the batch: ``(z − z̄)L⁻ᵀ`` with ``LLᵀ = Σ + λI``.
 
-    ``λ = ridge·tr(Σ)/D + floor``, at least what rounding hides, in float64. No direction drowns
-    the others unless it is 1/ridge times as large, so what ill-conditioning hides shows. Constant
-    features become zero.
-
-    Raises:
-        NumericalError: if features are not finite.
+    ``λ = ridge·tr(Σ)/D + floor``, at least what rounding hides, in float64. A direction drowns the
+    others only if it is 1/ridge times as large. Constant features become zero.
     """
     z = features.to(torch.float64)
     z = z - z.mean(0)
@@ -58,10 +50,9 @@ def white(features: Tensor, ridge: float = 1e-5, floor: float = 0.0) -> Tensor:
 
 
 def even(features: Tensor, floor: float = 0.0) -> Tensor:
-    """Rows about the median m of each feature, of one length: ``√D·(z−m)/√(‖z−m‖² + D·floor)``.
+    """Return rows of one length about the median m: ``√D·(z−m)/√(‖z−m‖² + D·floor)``.
 
-    Where most rows are short and a few long, a probe sees the long ones, and so does a mean; here
-    all count alike. A row at the median becomes zero. No gradient flows through m.
+    Long rows no longer outweigh short ones. No gradient flows through m.
     """
     z = features.to(torch.float64)
     z, size = z - z.detach().median(0).values, math.sqrt(z.shape[1])
@@ -70,7 +61,7 @@ def even(features: Tensor, floor: float = 0.0) -> Tensor:
 
 
 def unit_rows(z: Tensor) -> Tensor:
-    """Rows of length one, whatever their scale; rows of zeros stay."""
+    """Return rows scaled to length one, in float64; rows of zeros stay."""
     z = z.double()
     peak = z.detach().abs().amax(1, keepdim=True) if z.shape[1] else z.new_ones(len(z), 1)
     z = z / torch.where(peak > 0, peak, 1.0)
@@ -78,5 +69,4 @@ def unit_rows(z: Tensor) -> Tensor:
 
 
 def _real(features: Tensor) -> Tensor:
-    """At least in float32."""
     return features.to(torch.promote_types(features.dtype, torch.float32))

@@ -26,18 +26,16 @@ class Whitened:
     """The harmful Gram in coordinates where the primary one is the identity.
 
     Attributes:
-        values: eigenvalues μ of ``M = K_P^{-1/2} K_H K_P^{-1/2}``, largest first (k_P of them).
-        rank: how many of them are not zero, known from the ranks of the Grams.
+        values: the k_P eigenvalues μ of M, largest first.
+        rank: how many of them are not zero.
         basis: ``K_P^{-1/2}·U`` (D×k_P): columns that make H_P the identity and H_H diagonal.
         null: orthonormal basis of the directions in which K_P vanishes (D×(D−k_P)).
-        free: number of *free directions*, where K_H lives and K_P does not.
     """
 
     values: Tensor
     rank: int
     basis: Tensor
     null: Tensor
-    free: int
 
     @property
     def condition_number(self) -> float:
@@ -52,10 +50,10 @@ def whiten(primary: Spectrum, harmful: Spectrum) -> Whitened:
     ones exact where forming M would drown them in rounding amplified by κ(K_P).
     """
     if primary.matrix is None or harmful.matrix is None or primary.dimension != harmful.dimension:
-        raise InputError(
-            f"primary Gram ({primary.dimension} features) and harmful Gram "
-            f"({harmful.dimension} features) must have the same features."
+        came = (
+            f"primary Gram ({primary.dimension} features), harmful ({harmful.dimension} features)"
         )
+        raise InputError(f"{came}: both must have the same features.")
     if not primary.rank or not harmful.rank:
         raise InputError("a Gram matrix is zero: every feature of that task is zero.")
     values, vectors = eigh(primary.matrix)
@@ -68,12 +66,11 @@ def whiten(primary: Spectrum, harmful: Spectrum) -> Whitened:
     mu = torch.zeros(primary.rank, dtype=torch.float64)
     mu[: len(s)] = size * s**2
     inside = torch.linalg.svdvals(used.T @ factor) ** 2
-    rank = int((inside > harmful.cutoff / size).sum())
-    return Whitened(mu, rank, root @ u, null, harmful.free_directions(primary))
+    return Whitened(mu, int((inside > harmful.cutoff / size).sum()), root @ u, null)
 
 
 def damped(gram: Gram, ridge: float) -> Spectrum:
-    """Spectrum of ``K + ridge·tr(K)/D·I``, or of K itself for ``ridge`` 0."""
+    """Return the spectrum of ``K + ridge·tr(K)/D·I``."""
     if not 0 <= ridge < math.inf:
         raise InputError(f"ridge must be a finite number of at least 0, got {ridge}.")
     if not ridge:
@@ -86,20 +83,18 @@ def damped(gram: Gram, ridge: float) -> Spectrum:
 def ceiling(primary: Gram, harmful: Gram, ridge: float = 0.0) -> float:
     """Return ``RIR*``, the largest relative immunization ratio any linear θ can reach.
 
-    Infinite when there are free directions (they can be shrunk at no cost to the primary
-    task) and the harmful task has another direction to compare them with. With ``ridge`` > 0
-    each Gram gets ``ridge·tr(K)/D`` on its diagonal first, which makes every direction count
-    and the figure finite: it bounds the ratio of the κ(θᵀ(K+λI)θ), as an attacker meets them
-    who penalises the probe θw in input space. (A penalty on w itself has no such bound: scaling
-    θ up makes it vanish.)
+    Infinite when there are free directions, which can be shrunk at no cost to the primary task, and
+    the harmful task has another direction to compare them with. A ``ridge`` above 0 first adds
+    ``λ = ridge·tr(K)/D`` to each Gram's diagonal. The figure is then finite and bounds the ratio of
+    the κ(θᵀ(K+λI)θ), which an attacker meets who penalises the probe θw in input space. A penalty
+    on w itself has no such bound: scaling θ up makes it vanish.
     """
     k_p, k_h = damped(primary, ridge), damped(harmful, ridge)
     whitened = whiten(k_p, k_h)
-    if whitened.free:
+    if k_h.free_directions(k_p):
         return math.inf if k_h.rank > 1 else k_p.condition_number
-    before = {"primary": k_p.condition_number, "harmful": k_h.condition_number}
-    after = {"primary": 1.0, "harmful": whitened.condition_number}
-    return rir(**{role: (before[role], after[role]) for role in before}).value
+    harmful_change = k_h.condition_number, whitened.condition_number
+    return rir(primary=(k_p.condition_number, 1.0), harmful=harmful_change).value
 
 
 def frontier(
@@ -108,15 +103,9 @@ def frontier(
     """Return θ on the Pareto frontier: ``κ_P = budget`` and ``κ_H = κ(M)·budget``.
 
     ``θ = K_P^{-1/2}·U·diag(a)``, ``aᵢ² = (μᵢ/μ_min)^t`` with t such that the a² span the
-    budget. Directions in which K_P vanishes are filled with an orthonormal basis, scaled to
-    the typical column and by ``free_scale``, so that θ is invertible; with free directions
-    κ_H then also depends on that scale. For the frontier under a ridge, pass ``damped`` Grams.
-
-    Args:
-        primary: spectrum of K_P.
-        harmful: spectrum of K_H.
-        budget: the primary condition number to accept, at least 1.
-        free_scale: relative scale of the directions the primary task does not use.
+    budget. An orthonormal basis, scaled to the typical column and by ``free_scale``, fills the
+    directions in which K_P vanishes, so that θ is invertible. With free directions κ_H also depends
+    on that scale. For the frontier under a ridge, pass ``damped`` Grams.
     """
     if not 1 <= budget < math.inf:
         raise InputError(f"budget must be a finite number of at least 1, got {budget}.")
@@ -125,8 +114,9 @@ def frontier(
     whitened = whiten(primary, harmful)
     mu = whitened.values.clamp(min=float(whitened.values[max(whitened.rank, 1) - 1]))
     span = math.log(float(mu[0] / mu[-1])) if float(mu[-1]) > 0 else 0.0
-    power = math.log(budget) / span if span > 0 else 0.0
-    columns = whitened.basis * (mu / mu[-1]) ** (power / 2) if span > 0 else whitened.basis
+    columns = whitened.basis
+    if span > 0:
+        columns = columns * (mu / mu[-1]) ** (math.log(budget) / span / 2)
     typical = columns.norm(dim=0).log().mean().exp()
     theta = torch.cat([columns, free_scale * typical * whitened.null], dim=1)
     return in_dtype(theta, torch.float64, "θ on the frontier")

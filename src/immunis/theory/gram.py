@@ -1,15 +1,13 @@
 """Second moments of features and labels, streamed in float64.
 
-The Hessian of ℓ2 linear probing is the feature Gram matrix ``K = ZᵀZ`` (paper, eq. 6).
-Everything else in the linear theory (ρ, least-squares heads, concept erasure) needs only
-``ZᵀY``, ``YᵀY`` and the means beside it, so one pass over the data collects them all in
-O(D²) memory, whatever the number of samples.
+The Hessian of ℓ2 linear probing is the feature Gram matrix ``K = ZᵀZ`` (paper, eq. 6). The rest of
+the linear theory needs only ``ZᵀY``, ``YᵀY`` and the means: one pass collects all in O(D²) memory.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,51 +65,37 @@ class Gram:
         return self.cross_scatter + self.samples * torch.outer(self.mean, self.target_mean)
 
     def add(self, features: Tensor, targets: Tensor | None = None) -> None:
-        """Take in a block of features (n×D) and targets (n×C), in place.
-
-        Needs memory for the block only: nothing of size D² is made beside what is held.
+        """Take in a block of features (n×D) and targets (n×C), in place, without D² more memory.
 
         Raises:
             InputError: if the block is not a finite real matrix whose squares fit float64.
         """
         z, y, epsilon = _block(features, targets)
-        if (z.shape[1], y.shape[1]) != tuple(self.cross_scatter.shape):
-            raise InputError(
-                f"a block of {z.shape[1]} features and {y.shape[1]} targets came to moments of "
-                f"{self.dimension} and {len(self.target_mean)}."
-            )
-        self._take(z, y, epsilon)
-
-    def _take(self, z: Tensor, y: Tensor, epsilon: float) -> None:
+        self._check_widths(z.shape[1], y.shape[1])
         (z, mean), (y, target_mean) = _centred(z), _centred(y)
         self.scatter.addmm_(z.T, z)
         self.cross_scatter.addmm_(z.T, y)
         self.target_scatter.addmm_(y.T, y)
-        self.epsilon = max(self.epsilon, epsilon)
-        self._join(len(z), mean, target_mean)
+        self._join(len(z), mean, target_mean, epsilon)
 
     def merge(self, other: Gram) -> Gram:
         """Return the moments of both sample sets together."""
-        if self.scatter.shape != other.scatter.shape or (
-            self.target_scatter.shape != other.target_scatter.shape
-        ):
-            raise InputError(
-                f"cannot merge Grams of {self.dimension} and {other.dimension} features, "
-                f"{len(self.target_mean)} and {len(other.target_mean)} targets."
-            )
-        total = dataclasses.replace(
-            self,
-            mean=self.mean.clone(),
-            scatter=self.scatter + other.scatter,
-            target_mean=self.target_mean.clone(),
-            cross_scatter=self.cross_scatter + other.cross_scatter,
-            target_scatter=self.target_scatter + other.target_scatter,
-            epsilon=max(self.epsilon, other.epsilon),
-        )
-        total._join(other.samples, other.mean, other.target_mean)
+        self._check_widths(*other.cross_scatter.shape)
+        total = copy.deepcopy(self)
+        total.scatter += other.scatter
+        total.cross_scatter += other.cross_scatter
+        total.target_scatter += other.target_scatter
+        total._join(other.samples, other.mean, other.target_mean, other.epsilon)
         return total
 
-    def _join(self, samples: int, mean: Tensor, target_mean: Tensor) -> None:
+    def _check_widths(self, features: int, targets: int) -> None:
+        if (features, targets) != (held := tuple(self.cross_scatter.shape)):
+            raise InputError(
+                f"cannot merge {features} features and {targets} targets into moments of "
+                f"{held[0]} features and {held[1]} targets."
+            )
+
+    def _join(self, samples: int, mean: Tensor, target_mean: Tensor, epsilon: float) -> None:
         """Account for the distance between the means of two sets whose scatters were added."""
         total = self.samples + samples
         weight, share = self.samples * samples / total, samples / total
@@ -121,7 +105,7 @@ class Gram:
         self.target_scatter.addr_(target_delta, target_delta, alpha=weight)
         self.mean += share * delta
         self.target_mean += share * target_delta
-        self.samples = total
+        self.samples, self.epsilon = total, max(self.epsilon, epsilon)
 
     def transform(self, linear: Tensor) -> Gram:
         """Return the moments of ``zᵀ·linear`` for a matrix ``linear`` (D×E).
@@ -130,12 +114,10 @@ class Gram:
             InputError: if ``linear`` is not a finite real matrix of D rows.
             NumericalError: if the moments leave the range of numbers that are taken.
         """
-        linear = real(linear)
-        if linear.shape[0] != self.dimension:
-            raise InputError(
-                f"a map of shape {tuple(linear.shape)} came to {self.dimension} features."
-            )
-        linear = linear.detach().to("cpu", torch.float64)
+        linear = real(linear).detach().to("cpu", torch.float64)
+        if len(linear) != self.dimension:
+            came = f"a map of shape {tuple(linear.shape)}"
+            raise InputError(f"{came} came to {self.dimension} features.")
         check_size(linear, "numbers of the map", LARGEST_MATRIX)
         mean, scatter = linear.T @ self.mean, symmetric(linear.T @ self.scatter @ linear)
         for moment in (mean.square(), scatter):
@@ -151,21 +133,18 @@ def symmetric(matrix: Tensor) -> Tensor:
 
 
 def _block(features: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor, float]:
-    """Features and targets in float64, checked, and the precision of the features."""
+    """Return features and targets in float64, checked, and the precision of the features."""
     features = as_tensor(features, "features")
     if features.ndim != 2 or not features.numel():
         raise InputError(
             f"features have shape {tuple(features.shape)}; expected (samples, features) with at "
             "least one of each. Flatten images, or pass them through an extractor."
         )
-    if targets is None:
-        targets = features.new_zeros(len(features), 0)
-    targets = as_tensor(targets, "targets")
+    empty = features.new_zeros(len(features), 0)
+    targets = empty if targets is None else as_tensor(targets, "targets")
     if targets.ndim != 2 or len(targets) != len(features):
-        raise InputError(
-            f"targets have shape {tuple(targets.shape)}; expected ({len(features)}, outputs), one "
-            "row for each sample."
-        )
+        expected = f"expected ({len(features)}, outputs), one row for each sample"
+        raise InputError(f"targets have shape {tuple(targets.shape)}; {expected}.")
     z, y = (values.detach().to("cpu", torch.float64) for values in (features, targets))
     check_size(z, "features")
     check_size(y, "targets")
@@ -173,14 +152,10 @@ def _block(features: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor, fl
 
 
 def _centred(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Values about their mean, and the mean; a constant column becomes exactly zero.
-
-    The first row is taken off before the mean is formed: the mean of equal numbers rounds.
-    """
-    first = values[0]
-    moved = values - first
+    """Return values about their mean, and the mean; a constant column becomes exactly zero."""
+    moved = values - values[0]  # first: the mean of equal numbers rounds
     mean = moved.mean(0)
-    return moved.sub_(mean), first + mean
+    return moved.sub_(mean), values[0] + mean
 
 
 def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
@@ -190,10 +165,9 @@ def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
         InputError: if the features are not a finite real matrix whose squares fit float64.
     """
     z, y, epsilon = _block(features, targets)
-    d, c = z.shape[1], y.shape[1]
-    zeros = functools.partial(torch.zeros, dtype=torch.float64)
-    total = Gram(0, zeros(d), zeros(d, d), zeros(c), zeros(d, c), zeros(c, c))
-    total._take(z, y, epsilon)
+    d, c, zeros = z.shape[1], y.shape[1], z.new_zeros
+    total = Gram(0, zeros(d), zeros(d, d), zeros(c), zeros(d, c), zeros(c, c), epsilon)
+    total.add(z, y)
     return total
 
 
@@ -211,14 +185,13 @@ def gram(source: Any, extractor: Extractor | None = None) -> Gram:
         InputError: on NaN, infinities, no samples, or inputs that are not (samples, features).
     """
     task = source if isinstance(source, Task) else None
-    if task is not None:
-        split = task.train
-    elif isinstance(source, Tensor | np.ndarray):
+    if isinstance(source, Tensor | np.ndarray):
         if not source.ndim:
             raise InputError("a single number came; expected features (samples, features).")
-        split = Split((source, torch.zeros(len(source))), "features")
-    else:
-        split = source if isinstance(source, Split) else Split(source, "data")
+        source = Split((source, torch.zeros(len(source))), "features")
+    elif task is not None:
+        source = task.train
+    split = source if isinstance(source, Split) else Split(source, "data")
     first, _ = next(split.batches(1))
     size = max(256, CHUNK_BYTES // (8 * max(1, first[0].numel())))
     total: Gram | None = None
@@ -244,10 +217,10 @@ def as_extractor(model: nn.Module | Tensor | None) -> Extractor:
     if model is None:
         return lambda inputs: inputs
     if isinstance(model, Tensor | nn.Linear):
-        weight = real(model).detach().T if isinstance(model, Tensor) else model.weight.detach()
-        offset = None if isinstance(model, Tensor) else model.bias
-        weight = weight.to("cpu", torch.float64)
-        bias = None if offset is None else offset.detach().to("cpu", torch.float64)
+        theta = model.weight if isinstance(model, nn.Linear) else real(model).T
+        weight = theta.detach().to("cpu", torch.float64)
+        bias = getattr(model, "bias", None)
+        bias = None if bias is None else bias.detach().to("cpu", torch.float64)
 
         def linear(inputs: Tensor) -> Tensor:
             if inputs.ndim != 2 or inputs.shape[1] != weight.shape[1]:
@@ -272,12 +245,11 @@ def as_extractor(model: nn.Module | Tensor | None) -> Extractor:
 
 
 def check_pair(primary: Task, harmful: Task) -> None:
-    """Refuse what one extractor cannot read together."""
+    """Raise ``InputError`` unless both are tasks that one extractor can read."""
     for task in (primary, harmful):
         if not isinstance(task, Task):
-            raise InputError(
-                f"expected a Task, got {type(task).__name__}; wrap data as Task(train=(X, y))."
-            )
+            got = type(task).__name__
+            raise InputError(f"expected a Task, got {got}; wrap data as Task(train=(X, y)).")
     if primary.input_shape != harmful.input_shape:
         raise InputError(
             f"{primary.name} inputs have shape {primary.input_shape} per sample, {harmful.name} "
@@ -291,12 +263,12 @@ def paired_grams(
     """Stream both tasks into moments, refusing pairs that cannot be compared."""
     check_pair(primary, harmful)
     grams = gram(primary, extractor), gram(harmful, extractor)
-    for task, moments in zip((primary, harmful), grams, strict=True):
-        check_moments(task.name, moments)
+    check_moments(primary.name, grams[0])
+    check_moments(harmful.name, grams[1])
     return grams
 
 
 def check_moments(name: str, moments: Gram) -> None:
-    """Refuse features that are all zero, of which there is no κ."""
+    """Raise ``InputError`` if every feature is zero: there is no κ."""
     if not bool(moments.matrix().any()):
         raise InputError(f"{name}: every feature of every sample is zero.")

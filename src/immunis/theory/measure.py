@@ -30,8 +30,6 @@ class Measurement:
     """How a primary and a harmful task look through an extractor, before any defence.
 
     Attributes:
-        primary: spectrum of the primary features.
-        harmful: spectrum of the harmful features.
         ceiling: RIR*, the largest RIR a further linear map can reach; ∞ with free directions.
         ridge_ceiling: the same when both Grams are damped by 10⁻³ of their mean eigenvalue.
         free_directions: dimensions the harmful task uses and the primary task does not.
@@ -50,19 +48,15 @@ class Measurement:
     @cached_property
     def record(self) -> Record:
         """The measurement as a record (hashes the data, which takes a pass over it)."""
+        primary, harmful = self.tasks
+        spectra = {role: spectrum_figures(getattr(self, role)) for role in ("primary", "harmful")}
+        names = ("ceiling", "ridge_ceiling", "free_directions", "rho")
         return Record(
             kind="measure",
-            name=f"{self.tasks[0].name} / {self.tasks[1].name}",
-            figures={
-                "primary": spectrum_figures(self.primary),
-                "harmful": spectrum_figures(self.harmful),
-                "ceiling": self.ceiling,
-                "ridge_ceiling": self.ridge_ceiling,
-                "free_directions": self.free_directions,
-                "rho": self.rho,
-            },
+            name=f"{primary.name} / {harmful.name}",
+            figures=spectra | {name: getattr(self, name) for name in names},
             settings={"ridge": RIDGE},
-            data=data_figures(primary=self.tasks[0], harmful=self.tasks[1]),
+            data=data_figures(primary=primary, harmful=harmful),
             seconds=self.seconds,
         )
 
@@ -70,30 +64,26 @@ class Measurement:
 def measure(primary: Task, harmful: Task, model: nn.Module | Tensor | None = None) -> Measurement:
     """Measure two tasks through an extractor (the inputs themselves if none is given).
 
-    Warns with ``RankWarning`` where a spectrum is rank-deficient, saying which features
-    are zero, constant or duplicates of others.
-
-    Raises:
-        InputError: for data that cannot be measured; the message says why.
+    Warns with ``RankWarning`` where a spectrum is rank-deficient, and names the features that are
+    zero, constant or duplicates. Raises ``InputError`` for data that cannot be measured.
     """
     began = time.perf_counter()
     return measured(paired_grams(primary, harmful, as_extractor(model)), (primary, harmful), began)
 
 
 def measured(grams: tuple[Gram, Gram], tasks: tuple[Task, Task], began: float) -> Measurement:
-    """Measure the moments of two tasks' features, on which work began at a time."""
-    gram_primary, gram_harmful = grams
+    """Return the measurement of two tasks' moments; work on them ``began`` at that time."""
     for task, moments in zip(tasks, grams, strict=True):
         check_moments(task.name, moments)
         warn_if_deficient(task.name, moments)
-    varied = float(gram_harmful.target_scatter.trace()) > 0
-    spectra = quiet_spectrum(gram_primary), quiet_spectrum(gram_harmful)
+    primary, harmful = map(quiet_spectrum, grams)
     return Measurement(
-        *spectra,
-        ceiling=ceiling(gram_primary, gram_harmful),
-        ridge_ceiling=ceiling(gram_primary, gram_harmful, RIDGE),
-        free_directions=spectra[1].free_directions(spectra[0]),
-        rho=rho_of_gram(gram_harmful) if varied else None,
+        primary,
+        harmful,
+        ceiling=ceiling(*grams),
+        ridge_ceiling=ceiling(*grams, RIDGE),
+        free_directions=harmful.free_directions(primary),
+        rho=rho_of_gram(grams[1]) if float(grams[1].target_scatter.trace()) > 0 else None,
         tasks=tasks,
         seconds=time.perf_counter() - began,
     )
@@ -121,10 +111,9 @@ def warn_if_deficient(name: str, moments: Gram) -> None:
 
 
 def degenerate_columns(moments: Gram) -> dict[str, list[int]]:
-    """Columns that are zero, constant (but not zero), or copies of an earlier column.
+    """Return the columns that are zero, constant (but not zero), or copies of an earlier column.
 
-    Equality is judged to rounding, on spreads and means apart: independent features with a
-    large common mean are neither constant nor copies.
+    Columns are compared to rounding, spreads and means apart: a large common mean makes no copies.
     """
     spread, size = moments.scatter.diagonal(), moments.mean.abs()
     zero = (spread == 0) & (size == 0)
@@ -139,27 +128,20 @@ def degenerate_columns(moments: Gram) -> dict[str, list[int]]:
 
 
 def spectrum_figures(spectrum: Spectrum) -> dict[str, Any]:
-    """What a record keeps of a spectrum."""
-    return {
-        "condition_number": spectrum.condition_number,
-        "relative_error": spectrum.relative_error,
-        "rank": spectrum.rank,
-        "dimension": spectrum.dimension,
-        "samples": spectrum.samples,
-        "eigenvalues": spectrum.eigenvalues,
-    }
+    """Return what a record keeps of a spectrum."""
+    names = ("condition_number", "relative_error", "rank", "dimension", "samples", "eigenvalues")
+    return {name: getattr(spectrum, name) for name in names}
 
 
 def spectrum_outline(spectrum: Spectrum, most: int = 48) -> dict[str, Any]:
-    """The same in little: at most 48 of the non-zero eigenvalues, evenly spread in log-index.
+    """Return the same for charts: ``most`` non-zero eigenvalues, evenly spread in log-index.
 
-    ``index`` counts from 1; eigenvalues are kept to four digits, which a chart does not show.
+    ``index`` counts from 1; eigenvalues are kept to four digits.
     """
-    rank = spectrum.rank
-    places = log_places(rank, most)
+    places = log_places(spectrum.rank, most)
     return {
-        "condition_number": spectrum.condition_number if rank else math.nan,
-        "rank": rank,
+        "condition_number": spectrum.condition_number if spectrum.rank else math.nan,
+        "rank": spectrum.rank,
         "dimension": spectrum.dimension,
         "samples": spectrum.samples,
         "index": places,
@@ -168,7 +150,7 @@ def spectrum_outline(spectrum: Spectrum, most: int = 48) -> dict[str, Any]:
 
 
 def data_figures(**tasks: Task) -> dict[str, Any]:
-    """What a record keeps of the data, by role: name, kind, size and order-independent hashes."""
+    """Return what a record keeps of the data, by role: name, kind, size and hashes."""
     return {
         role: {
             "name": task.name,

@@ -1,8 +1,7 @@
 """The paper's dummy layer: a linear layer whose weight gradient is preconditioned.
 
-Algorithm 1 multiplies the gradient of a regularizer by ``K⁻¹ = (XᵀX)⁻¹``. Doing so inside
-the backward pass lets any optimizer run it in one pass. The pseudo-code in the paper's
-appendix applies the inverse on the wrong side: with ``weight = θᵀ`` (out×in) the
+Algorithm 1 multiplies the gradient of a regularizer by ``K⁻¹ = (XᵀX)⁻¹``. The pseudo-code in the
+paper's appendix applies the inverse on the wrong side: with ``weight = θᵀ`` (out×in) the
 preconditioned gradient is ``grad_weight·K⁻¹``, not ``K⁻¹·grad_weight``.
 """
 
@@ -30,12 +29,10 @@ class _Preconditioned(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         grad_inputs = grad @ weight if ctx.needs_input_grad[0] else None
-        grad_weight = None
+        grad_weight, rows = None, grad.reshape(-1, grad.shape[-1])
         if ctx.needs_input_grad[1]:
             x = inputs.reshape(-1, inputs.shape[-1]).to(torch.float64)
             check_size(x, "inputs of the layer", error=NumericalError)
@@ -47,11 +44,9 @@ class _Preconditioned(torch.autograd.Function):
                     f"XᵀX + {ctx.ridge:g}·I is singular in this batch of {len(x)} samples and "
                     f"{x.shape[1]} features; raise ridge or the batch size."
                 )
-            plain = x.T @ grad.reshape(-1, grad.shape[-1]).to(torch.float64)
-            solved = torch.cholesky_solve(plain, factor).T
+            solved = torch.cholesky_solve(x.T @ rows.to(torch.float64), factor).T
             grad_weight = in_dtype(solved, weight.dtype, "the preconditioned gradient")
-        grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.has_bias else None
-        return grad_inputs, grad_weight, grad_bias, None
+        return grad_inputs, grad_weight, rows.sum(0) if ctx.has_bias else None, None
 
 
 class PreconditionedLinear(nn.Linear):
@@ -59,15 +54,8 @@ class PreconditionedLinear(nn.Linear):
 
     The forward pass, parameters and state-dict keys are those of ``nn.Linear``. Set
     ``preconditioned = False`` for a pass whose gradient must stay plain (the supervised loss).
-    At any scale of the inputs the gradient's relative error is about ``ε·κ(XᵀX + ridge·I)``.
-
-    Args:
-        in_features: size of each input.
-        out_features: size of each output.
-        bias: whether to learn an additive bias; its gradient is never preconditioned.
-        ridge: damping of the inverse; the paper's released code uses 1 and 1e-7.
-        device: as for ``nn.Linear``.
-        dtype: as for ``nn.Linear``.
+    The gradient of the bias is never preconditioned. At any scale of the inputs the gradient's
+    relative error is about ``ε·κ(XᵀX + ridge·I)``. The paper's released code uses ridge 1 and 1e-7.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Both ends of a spectrum by matrix products alone, for accelerators.
 
-A full decomposition is slow on an accelerator and slower to fetch from a CPU. Here σ₁, or the
-smallest eigenvalue that is not zero, comes with the projector on its eigenspace, ties
-averaged, from squarings, Cholesky factors and products. On a CPU ``eigh`` is faster.
+A full decomposition is slow on an accelerator. Squarings, Cholesky factors and products give σ₁,
+or the smallest eigenvalue that is not zero, with the projector on its eigenspace, ties averaged.
 """
 
 from __future__ import annotations
@@ -30,12 +29,10 @@ class End(NamedTuple):
 
 
 def leading_projector(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """σ₁ and the projector on its eigenspace over its dimension.
+    """Return σ₁ of a Gram matrix, and the projector on its eigenspace over its dimension.
 
-    For a positive semi-definite S: ``P ← P²/tr(P²)`` from ``P = S`` tends to ``u₁u₁ᵀ``, or its
-    average over ties. After j squarings an eigenvalue a share δ below the largest weighs
-    ``e^(−2ʲδ)``, so ``‖SP − σ₁P‖ ≤ D·σ₁/(e·2ʲ)`` whatever the gaps; squaring ends early where it
-    changes nothing any more.
+    ``P ← P²/tr(P²)`` from ``P = S`` tends to ``u₁u₁ᵀ``, or its average over ties. After j squarings
+    an eigenvalue a share δ below the largest weighs ``e^(−2ʲδ)``: ``‖SP − σ₁P‖ ≤ D·σ₁/(e·2ʲ)``.
     """
     s = square(matrix).detach().to(torch.float64)
     size = s.diagonal().sum()
@@ -46,11 +43,8 @@ def leading_projector(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _squared(power: Tensor, turns: int = TURNS) -> Tensor:
-    """Square a matrix of trace one until it stays, four times a turn.
-
-    Its largest eigenvalue is at least 1/D, and D⁻¹⁶ is far inside float64.
-    """
-    for _ in range(turns):
+    """Square a matrix of trace one until it stays, four times a turn."""
+    for _ in range(turns):  # the largest eigenvalue is at least 1/D, and D⁻¹⁶ fits float64
         before = power
         for _ in range(SQUARINGS):
             power = power @ power
@@ -61,11 +55,11 @@ def _squared(power: Tensor, turns: int = TURNS) -> Tensor:
 
 
 def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None:
-    """The smallest eigenvalue above ``share·σ₁``; None where rounding would decide the rank.
+    """Return the smallest eigenvalue above ``share·σ₁``; None where rounding would decide the rank.
 
     Features that are always zero, or else the null space that ``null_projector`` finds, are lifted
-    above σ₁, and what is then smallest leads the inverse. It has to lie ten times above the
-    cut-off, which bounds its error as it does that of ``eigh``; else let ``eigh`` decide.
+    above σ₁, and what is then smallest leads the inverse. It must lie ten times above the cut-off,
+    which bounds its error; else ``eigh`` has to decide.
     """
     s = square(matrix).detach().to(torch.float64)
     size = s.diagonal().sum()
@@ -77,16 +71,11 @@ def trailing_projector(matrix: Tensor, share: float | None = None) -> End | None
     found = _lowest(s, null, largest, CLEAR * share)
     if found is None and (purified := null_projector(s, share * largest)) is not None:
         found = _lowest(s, purified, largest, max(CLEAR * share, 20 * share ** (2 / 3)))
-    if found is None:
-        return None
-    smallest, bottom, rank = found
-    return End(smallest * size, bottom, rank)
+    return None if found is None else found._replace(smallest=found.smallest * size)
 
 
-def _lowest(
-    s: Tensor, null: Tensor, largest: Tensor, least: float
-) -> tuple[Tensor, Tensor, int] | None:
-    """Smallest eigenvalue outside a null space, its projector and the rank; None below the least.
+def _lowest(s: Tensor, null: Tensor, largest: Tensor, least: float) -> End | None:
+    """Return the lower end outside a null space; None below the least.
 
     A null space that is off by an angle c/σ_k lifts σ_k, too, by (c/σ_k)²·4σ₁. That is little where
     σ_k³ ≫ 4c²σ₁; one given exactly (zero features) does no harm.
@@ -99,11 +88,11 @@ def _lowest(
     smallest = (s * bottom).sum()
     if not bool(smallest > least * largest):
         return None
-    return smallest, bottom, len(s) - round(float(null.diagonal().sum()))
+    return End(smallest, bottom, len(s) - round(float(null.diagonal().sum())))
 
 
 def null_projector(s: Tensor, cutoff: Tensor) -> Tensor | None:
-    """Projector on the eigenvalues below a cut-off, by purification; None where one is near it.
+    """Return the projector on eigenvalues below a cut-off, by purification; None if one is near it.
 
     ``c(S + cI)⁻¹`` has the eigenvalues ``c/(c+λ)``: near 1 for λ ≪ c, near 0 for λ ≫ c, ½ at c.
     ``N ← 3N² − 2N³`` (McWeeny 1960) drives them to 1 and 0.
@@ -116,11 +105,7 @@ def null_projector(s: Tensor, cutoff: Tensor) -> Tensor | None:
         square = found @ found
         found = 3 * square - 2 * square @ found
     found = (found + found.mT) / 2
-    unclear = torch.stack(
-        [
-            (found @ found - found).norm() * 1e6,  # no projector: an eigenvalue near the cut-off
-            (found @ s @ found).norm() / cutoff * 2,  # what is below is not far below
-            (start - start @ found).norm(),  # what is above is not far above, or is negative
-        ]
-    )
-    return found if bool((unclear < 1).all()) else None
+    near = (found @ found - found).norm() * 1e6  # no projector: an eigenvalue near the cut-off
+    high = (found @ s @ found).norm() / cutoff * 2  # what is below is not far below
+    low = (start - start @ found).norm()  # what is above is not far above, or is negative
+    return found if bool((torch.stack([near, high, low]) < 1).all()) else None

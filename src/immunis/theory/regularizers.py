@@ -1,9 +1,7 @@
 """R_well, R_ill and κ: values, exact gradients, and losses that autograd can use.
 
-Each regularizer is one differentiable function (its backward pass is the closed form, never
-a derivative of eigenvectors) and one function that returns that closed form by itself. They
-compute in float64 and answer in the dtype of their input. For a linear extractor apply them
-to ``linear_hessian(θ, K)``, for a batch of features to ``feature_hessian(Z)``.
+All compute in float64 and answer in the dtype of their input. For a linear extractor apply them to
+``linear_hessian(θ, K)``, for a batch of features to ``feature_hessian(Z)``.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ Pair = tuple[Tensor, Tensor]  # value and gradient
 
 def linear_hessian(theta: Tensor, gram: Tensor) -> Tensor:
     """Return ``H(θ) = θᵀKθ``, the Hessian of ℓ2 probing on ``xᵀθ`` (paper, eq. 6)."""
-    theta, gram = real(theta), real(gram)
-    return symmetric(_product(theta.mT, gram, theta))
+    theta = real(theta)
+    return symmetric(_product(theta.mT, real(gram), theta))
 
 
 def feature_hessian(features: Tensor, *, across: bool = False) -> Tensor:
@@ -50,7 +48,7 @@ def hessian_to_theta(theta: Tensor, gram: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _product(*factors: Tensor) -> Tensor:
-    """Product of matrices, by way of float64, where it fits."""
+    """Multiply matrices in float64; return the product in their common dtype."""
     for factor in factors:
         check_size(factor, "numbers of a matrix", LARGEST_MATRIX, NumericalError)
     product = functools.reduce(torch.matmul, (factor.to(torch.float64) for factor in factors))
@@ -61,10 +59,9 @@ def _product(*factors: Tensor) -> Tensor:
 def _singular(
     matrix: Tensor, rank: int | None = None, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compact SVD ``U, σ, V`` of the non-zero part, largest first, in float64.
+    """Return the SVD ``U, σ, V`` of the non-zero part, largest first, in float64.
 
-    ``rank`` is the number of non-zero singular values where theory knows it; otherwise the
-    cut-off of ``spectrum`` decides, for a matrix that was held in ``dtype``.
+    Without a ``rank`` the cut-off of ``spectrum`` decides, for a matrix that was held in ``dtype``.
     """
     s = matrix.to("cpu")
     if rank is not None and not 0 <= rank <= min(s.shape):
@@ -78,30 +75,23 @@ def _singular(
         u, sigma, vh = torch.linalg.svd(s, full_matrices=False)
         v = vh.T
     if rank is None:
-        cutoff = relative_cutoff(max(s.shape), dtype=dtype)
-        rank = int((sigma > sigma[0] * cutoff).sum())
+        rank = int((sigma > sigma[0] * relative_cutoff(max(s.shape), dtype=dtype)).sum())
     return u[:, :rank], sigma[:rank], v[:, :rank]
 
 
 def tied(sigma: Tensor, at: int) -> Tensor:
-    """Mask of the singular values (largest first) that rounding cannot tell from ``sigma[at]``."""
+    """Return a mask of the singular values that rounding cannot tell from ``sigma[at]``."""
     return (sigma - sigma[at]).abs() <= 10 * relative_cutoff(len(sigma)) * sigma[0]
 
 
 def _extreme(u: Tensor, sigma: Tensor, v: Tensor, at: int) -> Tensor:
-    """``σ·u vᵀ`` at one end of the spectrum, averaged over ties.
-
-    The average does not depend on the basis chosen inside a tied subspace, and is an
-    element of the Clarke subdifferential, so gradients are defined at repeated values.
-    """
+    """Return ``σ·u vᵀ`` at one end, averaged over ties: of the Clarke subdifferential."""
     ties = tied(sigma, at)
     return (u[:, ties] * sigma[ties]) @ v[:, ties].T / int(ties.sum())
 
 
-# The same three from projectors, without leaving the accelerator.
-
-
 def _well_of(s: Tensor, largest: Tensor, top: Tensor) -> Pair:
+    """Return R_well from projectors, as the next two do theirs, without leaving the accelerator."""
     return (largest**2 - s.square().sum() / len(s)) / 2, largest * top - s / len(s)
 
 
@@ -119,7 +109,7 @@ def _kappa_of(largest: Tensor, top: Tensor, smallest: Tensor, bottom: Tensor) ->
 
 
 def _lower(matrix: Tensor, rank: int | None, dtype: torch.dtype) -> End | None:
-    """The lower end on an accelerator; None where ``eigh`` has to find it."""
+    """Return the lower end on an accelerator; None where ``eigh`` has to find it."""
     if not matrix.is_cuda:
         return None
     end = trailing_projector(matrix, relative_cutoff(len(matrix), dtype=dtype))
@@ -127,8 +117,6 @@ def _lower(matrix: Tensor, rank: int | None, dtype: torch.dtype) -> End | None:
 
 
 class _ClosedForm(torch.autograd.Function):
-    """A value whose gradient is known: forward hands on the value, backward the gradient."""
-
     @staticmethod
     def forward(ctx: Any, source: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(gradient)
@@ -141,50 +129,47 @@ class _ClosedForm(torch.autograd.Function):
 
 
 def closed_form(source: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """A value of ``source`` whose derivative autograd takes from ``gradient`` as it is."""
+    """Return ``value`` as a function of ``source`` whose gradient is known."""
     return _ClosedForm.apply(source, value, gradient)
 
 
-Formula = Callable[[Tensor, int | None, torch.dtype], Pair]
-
-
-def _evaluated(formula: Formula, matrix: Tensor, rank: int | None, what: str) -> Pair:
-    """Value and gradient in float64, brought to the matrix's dtype; ∞ (R_ill at κ = 1) stays."""
+def _evaluated(
+    formula: Callable[..., Pair], matrix: Tensor, what: str, rank: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the matrix, and value and gradient in its dtype; ∞ (R_ill at κ = 1) stays."""
+    matrix = real(matrix)
     check_size(matrix, "numbers of the matrix", LARGEST_MATRIX, NumericalError)
     value, gradient = formula(matrix.detach().to(torch.float64), rank, matrix.dtype)
     if not bool(torch.isinf(value)):
         value = in_dtype(value, matrix.dtype, what)
     gradient = in_dtype(gradient, matrix.dtype, f"the gradient of {what}")
-    return value.to(matrix), gradient.to(matrix)
+    return matrix, value.to(matrix), gradient.to(matrix)
 
 
 def _well(s: Tensor, rank: int | None = None, dtype: torch.dtype = torch.float64) -> Pair:
     if not bool(s.any()):
         return s.new_zeros(()), torch.zeros_like(s)
-    p = min(s.shape)
     if s.is_cuda:
         return _well_of(s, *leading_projector(s))
-    u, sigma, v = _singular(s, p)  # rank plays no part
+    u, sigma, v = _singular(s, min(s.shape))  # rank plays no part
     gaps = (sigma[0] - sigma) * (sigma[0] + sigma)  # sums of these do not cancel
-    return gaps.mean() / 2, _extreme(u, sigma, v, 0) - s.to("cpu") / p
+    return gaps.mean() / 2, _extreme(u, sigma, v, 0) - s.to("cpu") / len(sigma)
 
 
 def r_well(matrix: Tensor) -> Tensor:
     """Return ``R_well(S) = ½‖S‖₂² − ‖S‖²_F/2p``, p the smaller side (paper, eq. 3).
 
-    Non-negative, zero only for S = 0 or a full-rank S with κ = 1; minimising it lowers κ
-    (Nenov et al. 2024).
+    Zero only for S = 0 or a full-rank S with κ = 1; minimising it lowers κ (Nenov et al. 2024).
 
     >>> float(r_well(torch.diag(torch.tensor([2.0, 1.0]))))
     0.75
     """
-    matrix = real(matrix)
-    return closed_form(matrix, *_evaluated(_well, matrix, None, "R_well"))
+    return closed_form(*_evaluated(_well, matrix, "R_well"))
 
 
 def r_well_gradient(matrix: Tensor) -> Tensor:
     """Return ``∇_S R_well = σ₁u₁v₁ᵀ − S/p`` (paper, theorem A.1(3)); zero at ``S = 0``."""
-    return _evaluated(_well, real(matrix), None, "R_well")[1]
+    return _evaluated(_well, matrix, "R_well")[2]
 
 
 def _ill(s: Tensor, rank: int | None = None, dtype: torch.dtype = torch.float64) -> Pair:
@@ -209,19 +194,18 @@ def r_ill(matrix: Tensor, rank: int | None = None) -> Tensor:
     """Return ``R_ill(S) = 1/(‖S‖²_F/2k − σ_k²/2)``, with k the rank (paper, eq. 8).
 
     Pass ``rank`` where theory knows it (θᵀKθ has the rank of K); otherwise it is numerical.
-    Non-negative; minimising it raises κ. Infinite, with gradient zero, where all non-zero
-    singular values agree: a stationary point, since the averaged subgradient vanishes there.
+    Minimising R_ill raises κ. Where all non-zero singular values agree it is infinite, with
+    gradient zero.
 
     >>> float(r_ill(torch.diag(torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64))))
     1.3333333333333333
     """
-    matrix = real(matrix)
-    return closed_form(matrix, *_evaluated(_ill, matrix, rank, "R_ill"))
+    return closed_form(*_evaluated(_ill, matrix, "R_ill", rank))
 
 
 def r_ill_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
     """Return ``∇_S R_ill = (σ_k u_k v_kᵀ − S/k)·R_ill²`` (paper, theorem 4.1(3))."""
-    return _evaluated(_ill, real(matrix), rank, "R_ill")[1]
+    return _evaluated(_ill, matrix, "R_ill", rank)[2]
 
 
 def _kappa(s: Tensor, rank: int | None = None, dtype: torch.dtype = torch.float64) -> Pair:
@@ -230,10 +214,8 @@ def _kappa(s: Tensor, rank: int | None = None, dtype: torch.dtype = torch.float6
     u, sigma, v = _singular(s, rank, dtype)
     if not len(sigma) or not bool(sigma[-1] > 0):
         raise InputError("the matrix is zero, so its condition number is undefined.")
-    kappa = sigma[0] / sigma[-1]
-    return kappa, kappa * (
-        _extreme(u, sigma, v, 0) / sigma[0] ** 2 - _extreme(u, sigma, v, -1) / sigma[-1] ** 2
-    )
+    kappa, top = sigma[0] / sigma[-1], _extreme(u, sigma, v, 0) / sigma[0] ** 2
+    return kappa, kappa * (top - _extreme(u, sigma, v, -1) / sigma[-1] ** 2)
 
 
 def kappa(matrix: Tensor, rank: int | None = None) -> Tensor:
@@ -242,10 +224,9 @@ def kappa(matrix: Tensor, rank: int | None = None) -> Tensor:
     >>> float(kappa(torch.diag(torch.tensor([6.0, 2.0, 0.0]))))
     3.0
     """
-    matrix = real(matrix)
-    return closed_form(matrix, *_evaluated(_kappa, matrix, rank, "κ"))
+    return closed_form(*_evaluated(_kappa, matrix, "κ", rank))
 
 
 def kappa_gradient(matrix: Tensor, rank: int | None = None) -> Tensor:
     """Return ``∇_S κ = u₁v₁ᵀ/σ_k − (σ₁/σ_k²)·u_k v_kᵀ``, averaged over ties; zero at κ = 1."""
-    return _evaluated(_kappa, real(matrix), rank, "κ")[1]
+    return _evaluated(_kappa, matrix, "κ", rank)[2]

@@ -51,10 +51,9 @@ def ridge_probe(gram: Gram, ridge: float = 1e-6) -> tuple[Tensor, Tensor]:
 def ridge_path(
     features: Tensor, targets: Tensor, at: Tensor, ridges: Sequence[float]
 ) -> list[Tensor]:
-    """Return the answers ``at`` new features (m×D) of a ridge probe, for each of ``ridges``.
+    """Return what ``ridge_probe`` answers ``at`` new features (m×D), for each of ``ridges``.
 
-    Weights as in ``ridge_probe``. One decomposition, of the smaller of ``ZᵀZ`` and ``ZZᵀ``, serves
-    all penalties.
+    One decomposition, of the smaller of ``ZᵀZ`` and ``ZZᵀ``, serves all penalties.
     """
     mean, target_mean = features.mean(0), targets.mean(0)
     z, y, new = features - mean, targets - target_mean, at - mean
@@ -74,7 +73,7 @@ def ridge_path(
 def cross_validated_ridge(gram: Gram, ridges: Sequence[float]) -> float:
     """Return the ridge of least generalised cross-validation error, ``RSS/(1 − df/n)²``.
 
-    Golub, Heath and Wahba (1979). One decomposition of the scatter serves all penalties.
+    See Golub, Heath and Wahba (1979).
     """
     spread = float(gram.target_scatter.diagonal().sum())
     values, vectors = eigh(gram.scatter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
@@ -56,13 +56,10 @@ def relative_immunization_ratio(
     harmful: Task,
     reference: nn.Module | Tensor | None = None,
 ) -> RelativeImmunizationRatio:
-    """Return RIR of an extractor against the identity, or against ``reference`` (RIR_θ₀).
+    """Return RIR of an extractor against the inputs, or against ``reference`` (RIR_θ₀).
 
-    Args:
-        model: the immunized extractor, an ``nn.Module`` or a matrix θ (``x ↦ xᵀθ``).
-        primary: the task that must stay easy.
-        harmful: the task that should be hard.
-        reference: what to compare with; the inputs themselves if left out.
+    An extractor is an ``nn.Module`` or a matrix θ (``x ↦ xᵀθ``). Warns with ``RankWarning`` where a
+    rank changes.
     """
     before, after = (
         [Spectrum.of(moments) for moments in paired_grams(primary, harmful, as_extractor(each))]
@@ -72,11 +69,10 @@ def relative_immunization_ratio(
     for name, (old, new) in spectra.items():
         if old.rank != new.rank:
             warnings.warn(
-                f"the rank of the {name} features went from {old.rank} to {new.rank}: their "
-                "condition numbers describe different subspaces, and RIR compares unlike things.",
+                f"the rank of the {name} features went from {old.rank} to {new.rank}: κ describes "
+                "another subspace, and RIR compares unlike things.",
                 RankWarning,
                 stacklevel=2,
             )
     kappas = {k: (old.condition_number, new.condition_number) for k, (old, new) in spectra.items()}
-    ratio = rir(**kappas)
-    return RelativeImmunizationRatio(ratio.harmful, ratio.primary, spectra)
+    return replace(rir(**kappas), spectra=spectra)

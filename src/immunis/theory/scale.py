@@ -50,12 +50,7 @@ def in_dtype(values: Tensor, dtype: torch.dtype, what: str) -> Tensor:
 
 
 def power_of_two(values: Tensor) -> float:
-    """Return the power of two p with ``p ≤ max|values| < 2p``; 1 for zeros.
-
-    Dividing by it is exact.
-
-    Raises:
-        NumericalError: if a value is NaN or infinite.
+    """Return the power of two p with ``p ≤ max|values| < 2p``, 1 for zeros; dividing by p is exact.
 
     >>> power_of_two(torch.tensor([0.0, -12.0]))
     8.0

@@ -16,14 +16,9 @@ from immunis.theory.scale import power_of_two
 def score(predictions: Tensor, labels: Tensor, kind: str) -> float:
     """Return accuracy (the largest column wins), or ``R² = 1 − Σ‖ŷ−y‖²/Σ‖y−ȳ‖²``.
 
-    Predictions that are not finite score as the worst answer: accuracy 0, R² −∞. Constant targets
-    have no variance to explain: R² is 1 where every prediction is exact, else −∞. So is an R² that
-    float64 cannot hold.
-
-    Args:
-        predictions: (n, outputs).
-        labels: class positions (n), or targets (n, outputs) for regression.
-        kind: ``"classification"`` or ``"regression"``.
+    ``predictions`` are (n, outputs), ``labels`` class positions (n) or targets (n, outputs).
+    Predictions that are not finite score as the worst answer: accuracy 0, R² −∞. R² of constant
+    targets is 1 where every prediction is exact, else −∞. So is an R² that float64 cannot hold.
 
     >>> score(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]), "classification")
     0.5
@@ -44,9 +39,7 @@ def score(predictions: Tensor, labels: Tensor, kind: str) -> float:
 
 
 def class_scores(guesses: Tensor, labels: Tensor, classes: int) -> list[float]:
-    """Return accuracy on each class, ``#{guess = label = c}/#{label = c}``, to four decimals.
-
-    A class without samples has NaN.
+    """Return accuracy on each class to four decimals; NaN for a class without samples.
 
     >>> class_scores(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2)
     [0.5, 1.0]
@@ -56,25 +49,16 @@ def class_scores(guesses: Tensor, labels: Tensor, classes: int) -> list[float]:
     return [round(v, 4) for v in (right / torch.bincount(labels, minlength=classes)).tolist()]
 
 
-def finite_predictions(outputs: Tensor) -> Tensor:
-    """Return a model's predictions; raise ``NumericalError`` if any is NaN or infinite."""
-    if not bool(torch.isfinite(outputs).all()):
-        raise NumericalError(
-            "the model predicts NaN or infinite values; it is broken, or its dtype too narrow."
-        )
-    return outputs
-
-
 def answers(predict: Callable[[Tensor], Tensor], task: Task) -> tuple[Tensor, Tensor]:
-    """Return a model's predictions on a task, and the labels, as ``score`` reads both.
-
-    The test data is read, or the training data of a task without any.
+    """Return a model's predictions on a task's test data (else training data), and the labels.
 
     Raises:
         NumericalError: if a prediction is not finite.
     """
     encode = task.positions if task.kind == "classification" else task.targets
     batches = (task.test or task.train).batches()
-    parts = [(finite_predictions(predict(x)).cpu(), encode(y).cpu()) for x, y in batches]
+    parts = [(predict(x).cpu(), encode(y).cpu()) for x, y in batches]
     predictions, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+    if not bool(torch.isfinite(predictions).all()):
+        raise NumericalError("the model predicts NaN or infinities: broken, or too narrow a dtype.")
     return predictions, labels

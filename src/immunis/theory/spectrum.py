@@ -1,10 +1,8 @@
 """Eigenvalues of a Gram matrix, its numerical rank, and κ with what is known of its error.
 
-One cut-off decides which eigenvalues count as zero, here and nowhere else:
-``cutoff = λ_max · max(D·ε, ε_in²)``. The first term bounds the rounding of the matrix and of
-its decomposition (ε is that of the matrix's dtype, float64 for a ``Gram``); the second is
-the noise that inputs stored with precision ``ε_in`` (float32, bfloat16, ...) put on every
-eigenvalue of their Gram.
+One cut-off decides which eigenvalues count as zero: ``cutoff = λ_max · max(D·ε, ε_in²)``. The first
+term bounds the rounding of the matrix, held with precision ε, and of its decomposition. The second
+is the noise that inputs stored with precision ``ε_in`` put on every eigenvalue of their Gram.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from immunis.core.errors import InputError, NumericalError, RankWarning
 from immunis.data.checks import EPS64
-from immunis.theory.gram import Gram
+from immunis.theory.gram import Gram, symmetric
 from immunis.theory.scale import LARGEST_MATRIX, check_size, square
 
 REFERENCE_SHIFT = 1e-6
@@ -28,12 +26,7 @@ COARSEST = 0.1  # share of λ_max that rounding may reach before a spectrum says
 def relative_cutoff(
     dimension: int, epsilon: float = EPS64, dtype: torch.dtype = torch.float64
 ) -> float:
-    """Return the share of λ_max below which an eigenvalue is numerically zero.
-
-    Args:
-        dimension: D.
-        epsilon: precision of the inputs behind a Gram matrix.
-        dtype: in which the matrix itself was held.
+    """Return the share of λ_max below which an eigenvalue is zero: ``max(D·ε, ε_in²)``.
 
     Raises:
         InputError: if that share exceeds a tenth: a wide matrix in bfloat16 or float16.
@@ -41,17 +34,16 @@ def relative_cutoff(
     share = max(dimension * torch.finfo(dtype).eps, epsilon**2)
     if share > COARSEST:
         raise InputError(
-            f"a matrix of {dimension} dimensions in {dtype} is known to D·ε = {share:.3g} of its "
-            f"largest eigenvalue; at most {COARSEST} is taken, or its rank is rounding. Form it "
-            "from the features in float32 or float64, as gram() does."
+            f"{dimension} dimensions in {dtype}: rounding reaches D·ε = {share:.3g} of the largest "
+            f"eigenvalue, at most {COARSEST} is taken. Use float32 or float64, as gram() does."
         )
     return share
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigendecomposition of a symmetric matrix, largest eigenvalue first, float64 on the CPU.
+    """Return eigenvalues, largest first, and eigenvectors of a symmetric matrix, in float64.
 
-    CUDA's solver fails on ill-conditioned input, so every decomposition happens here.
+    Runs on the CPU: CUDA's solver fails on ill-conditioned input.
     """
     matrix = square(matrix).detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(matrix).all()):
@@ -103,25 +95,19 @@ class Spectrum:
         share = relative_cutoff(len(matrix), epsilon, source.dtype)
         slack = min(10 * share, COARSEST)
         if float((matrix - matrix.T).abs().max()) > max(1e-8, slack) * float(scale):
-            raise InputError(
-                "the matrix is not symmetric; pass a Gram matrix, or build one with gram()."
-            )
-        values = torch.linalg.eigvalsh((matrix + matrix.T) / 2).flip(0)
-        cutoff = float(values[0]) * share
-        if float(values[-1]) < -slack * max(float(values[0]), float(scale)):
-            raise InputError(
-                f"the matrix has a negative eigenvalue ({float(values[-1]):.3g}); "
-                "a Gram matrix has none."
-            )
+            raise InputError("the matrix is not symmetric; pass a Gram matrix, as gram() builds.")
+        values = torch.linalg.eigvalsh(symmetric(matrix)).flip(0)
+        largest, least = float(values[0]), float(values[-1])
+        if least < -slack * max(largest, float(scale)):
+            raise InputError(f"a negative eigenvalue ({least:.3g}) came; a Gram matrix has none.")
         if samples is not None and samples < len(matrix):
             warnings.warn(
-                f"{samples} samples in {len(matrix)} dimensions: the Gram matrix is "
-                "rank-deficient by construction and its condition number describes the sample, "
-                f"not the task. Use at least {len(matrix)} samples.",
+                f"{samples} samples in {len(matrix)} dimensions: the Gram matrix is rank-deficient "
+                f"and κ describes the sample, not the task. Use at least {len(matrix)} samples.",
                 RankWarning,
                 stacklevel=2,
             )
-        return cls(values, max(cutoff, 0.0), samples, matrix)
+        return cls(values, max(largest * share, 0.0), samples, matrix)
 
     @property
     def dimension(self) -> int:
@@ -140,11 +126,7 @@ class Spectrum:
 
     @property
     def smallest(self) -> float:
-        """Smallest eigenvalue that is not numerically zero.
-
-        Raises:
-            InputError: if the matrix is zero, which has no condition number.
-        """
+        """Smallest eigenvalue that is not numerically zero; ``InputError`` for a zero matrix."""
         if self.rank == 0:
             raise InputError("the matrix is zero: every feature is zero, so κ is undefined.")
         return float(self.eigenvalues[self.rank - 1])
@@ -160,33 +142,28 @@ class Spectrum:
         return self.cutoff / self.smallest
 
     def free_directions(self, primary: Spectrum) -> int:
-        """Number of dimensions that this (harmful) spectrum uses and ``primary`` does not.
-
-        Such directions can be shrunk at no cost to the primary task.
-        """
+        """Return the number of dimensions that this spectrum uses and ``primary`` does not."""
         if self.matrix is None or primary.matrix is None or self.dimension != primary.dimension:
             raise InputError("free directions need two spectra of matrices with the same features.")
         unused = eigh(primary.matrix)[1][:, primary.rank :]
         if not unused.shape[1]:
             return 0
-        inside = eigh(unused.T @ self.matrix @ unused)[0]
-        return int((inside > self.cutoff).sum())
+        return int((eigh(unused.T @ self.matrix @ unused)[0] > self.cutoff).sum())
 
 
 def quiet_spectrum(gram: Gram) -> Spectrum:
-    """Spectrum of a Gram without the warning on few samples, where that was said elsewhere."""
+    """Return the spectrum of a Gram without the warning on few samples."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RankWarning)
         return Spectrum.of(gram)
 
 
 def reference_condition_number(matrix: Tensor | np.ndarray) -> float:
-    """κ as the paper's released code computes it; for comparison with published figures only.
+    """Return κ as the paper's released code does, for comparison with published figures only.
 
-    The eigenvalues of ``S + 10⁻⁶·I`` that exceed 10⁻⁶ are kept (Zheng et al. 2025, released
-    code, ``condition_number``). On a rank-deficient matrix that keeps rounding noise, and the
-    figure is about ``σ_max/10⁻⁶``: it grows with the scale of the features and changes with
-    the order of summation. Use ``Spectrum.condition_number`` for anything else.
+    It keeps the eigenvalues of ``S + 10⁻⁶·I`` above 10⁻⁶ (Zheng et al. 2025). On a rank-deficient
+    matrix these are rounding noise, and κ is about ``σ_max/10⁻⁶``: it grows with the features'
+    scale. Use ``Spectrum.condition_number`` for anything else.
     """
     matrix = square(matrix).detach().to("cpu", torch.float64)
     check_size(matrix, "numbers of the matrix", LARGEST_MATRIX)

@@ -1,15 +1,12 @@
 """Certified steps: by how much an R_well or R_ill step moves κ (corrects the paper's theorem 4.3).
 
-Under a pure R_well or R_ill step the eigenvalues of H(θ) move in closed form, so the exact set
-of step sizes that lowers (or raises) κ follows from three eigenvalues. The intervals printed in
-theorem 4.3 are neither sufficient nor necessary.
-
+The eigenvalues of H(θ) move in closed form, so three of them give the exact set of step sizes that
+lowers (or raises) κ. The intervals printed in theorem 4.3 are neither sufficient nor necessary.
 Throughout, ``eigenvalues`` are the k non-zero eigenvalues of H(θ) and ``dimension`` is D.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import torch
@@ -27,12 +24,10 @@ def _sorted_positive(eigenvalues: Tensor, dimension: float = math.inf) -> Tensor
     """Return eigenvalues in float64, largest first, checked."""
     sigma = as_tensor(eigenvalues, "eigenvalues").detach().to("cpu", torch.float64).reshape(-1)
     sigma = sigma.sort(descending=True).values
-    least = 1 / LARGEST
-    if not len(sigma) or not bool(((sigma >= least) & (sigma <= LARGEST)).all()):
+    if not len(sigma) or not bool(((sigma >= 1 / LARGEST) & (sigma <= LARGEST)).all()):
         raise InputError(
-            "steps are certified from the non-zero eigenvalues of H(θ): all must be positive, "
-            f"{least:.0e} to {LARGEST:.0e}. Drop the zero ones (Spectrum.rank says how many "
-            "remain)."
+            f"eigenvalues of H(θ) must be positive, {1 / LARGEST:.0e} to {LARGEST:.0e}. Drop those "
+            "that are zero (Spectrum.rank says how many remain)."
         )
     if not dimension >= len(sigma):
         raise InputError(f"{len(sigma)} eigenvalues came for {dimension} dimensions.")
@@ -55,9 +50,9 @@ def eigenvalues_after_well_step(eigenvalues: Tensor, step: float, dimension: int
 def well_steps(eigenvalues: Tensor, dimension: int) -> Steps:
     """Return the exact set of step sizes η > 0 for which an R_well step lowers κ.
 
-    A union of at most two open intervals, possibly empty (κ = 1 already). Only σ₁, the next
-    smaller eigenvalue σ₂ and the smallest σ_k enter: with ``f₁ = √σ₁|1−2aσ₁η|`` and
-    ``fᵢ = √σᵢ(1+2σᵢη/D)``, κ falls exactly when f₁ and f₂ stay below ``√κ·min(f₁, f_k)``.
+    At most two open intervals; none if κ = 1 already. Only σ₁, the next smaller eigenvalue σ₂ and
+    the smallest σ_k enter: with ``f₁ = √σ₁|1−2aσ₁η|`` and ``fᵢ = √σᵢ(1+2σᵢη/D)``, κ falls exactly
+    when f₁ and f₂ stay below ``√κ·min(f₁, f_k)``.
 
     >>> well_steps(torch.tensor([4.0, 1.0]), 2)
     ((0.0, 0.17647058823529413), (0.3333333333333333, 0.6666666666666666))
@@ -95,15 +90,12 @@ def ill_steps(eigenvalues: Tensor) -> Steps:
         _positive_ratio(sj - sk, 2 * b * (sk * s1**2 - sj**3)),  # f₁/f_j > √κ
         _positive_ratio(sk**2 + s1 * sj, 2 * (a * sk**4 - b * s1 * sj**3)),  # f_k/f_j > √κ
     )
-    ends = [(0.0, first)] if second > first else [(0.0, math.inf)]
-    if first < second < math.inf:
-        ends.append((second, math.inf))
-    scale = float(ill_gap(sigma)) ** 2
+    ends = [(0.0, first), (second, math.inf)] if first < second else [(0.0, math.inf)]
     parts: list[tuple[float, float]] = []
     for start, stop in ends:
-        cuts = [start, zero, stop] if start < zero < stop else [start, stop]
-        parts += itertools.pairwise(cuts)
-    return tuple((start * scale, stop * scale) for start, stop in parts)
+        parts += [(start, zero), (zero, stop)] if start < zero < stop else [(start, stop)]
+    scale = float(ill_gap(sigma)) ** 2
+    return tuple((low * scale, high * scale) for low, high in parts if low < high)
 
 
 def _positive_ratio(numerator: float, denominator: float) -> float:
@@ -129,9 +121,8 @@ def certified_well_step(eigenvalues: Tensor, dimension: int) -> float:
 def certified_well_factors(eigenvalues: Tensor, dimension: int, steps: int) -> Tensor:
     """Return what ``steps`` certified R_well steps multiply each eigendirection of θ by.
 
-    H(θ) keeps its eigenvectors under R_well steps, so a whole run of them is one scaling per
-    direction: factor ``1 − 2η·slope·σ`` a step. After k−1 steps θ has whitened the task, and
-    further ones change nothing.
+    H(θ) keeps its eigenvectors, so each step scales each direction, by ``1 − 2η·slope·σ``. After
+    k−1 steps θ has whitened the task, and further ones change nothing.
     """
     sigma = _sorted_positive(eigenvalues)
     factors = torch.ones_like(sigma)
@@ -159,5 +150,4 @@ def certified_ill_step(eigenvalues: Tensor, fraction: float = 0.5) -> float:
     m, k = int(tied(sigma, -1).sum()), len(sigma)
     if m == k:
         return 0.0
-    zero = float(ill_gap(sigma)) ** 2 / (2 * (1 / m - 1 / k) * float(sigma[-1]))
-    return fraction * zero
+    return fraction * (float(ill_gap(sigma)) ** 2 / (2 * (1 / m - 1 / k) * float(sigma[-1])))
