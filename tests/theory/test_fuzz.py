@@ -38,7 +38,7 @@ from immunis.attacks.features import whitening
 from immunis.attacks.search import curve, space_of
 from immunis.audits import statistics as verdict
 from immunis.methods.erase import eraser
-from immunis.models.heads import checked_head, compensated_head, invertible, least_squares_head
+from immunis.models.linear import checked_head, compensated_head, invertible, least_squares_head
 from immunis.theory import frontier as f
 from immunis.theory import projectors, scale, spectrum
 from immunis.theory import regularizers as r
@@ -538,7 +538,10 @@ def erased(i: Inputs):
 
 
 @checks(
-    "heads.least_squares_head", "heads.compensated_head", "heads.invertible", "heads.checked_head"
+    "linear.least_squares_head",
+    "linear.compensated_head",
+    "linear.invertible",
+    "linear.checked_head",
 )
 def heads(i: Inputs):
     moments = gram_of(i.x, i.targets())
@@ -785,12 +788,17 @@ def test_wide_matrices_are_right_or_refused(check):
 ROOMS = (
     "theory.gram", "theory.spectrum", "theory.regularizers", "theory.steps", "theory.frontier",
     "theory.rir", "theory.measure", "theory.scale", "theory.projectors", "theory.rho",
-    "theory.ridge", "theory.descent", "theory.scores", "audits.statistics", "models.heads",
+    "theory.ridge", "theory.descent", "theory.scores", "audits.statistics", "models.linear",
 )  # fmt: skip
 ELSEWHERE = {
     "measure.spectrum_figures": "copies figures of a spectrum",
     "measure.data_figures": "names and hashes of data",
     "measure.Measurement": "holds figures",
+    "rho.nu": "against a loop over rows in test_rho",
+    "linear.linear_layer": "copies weights",
+    "linear.theta_and_bias": "reads weights",
+    "linear.in_dtype_of": "casts weights",
+    "statistics.last_points": "selects points",
 }
 
 
