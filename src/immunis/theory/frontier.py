@@ -23,19 +23,12 @@ from immunis.theory.spectrum import Spectrum, eigh, quiet_spectrum
 
 @dataclass(frozen=True)
 class Whitened:
-    """The harmful Gram in coordinates where the primary one is the identity.
+    """The harmful Gram in coordinates where the primary one is the identity."""
 
-    Attributes:
-        values: the k_P eigenvalues μ of M, largest first.
-        rank: how many of them are not zero.
-        basis: ``K_P^{-1/2}·U`` (D×k_P): columns that make H_P the identity and H_H diagonal.
-        null: orthonormal basis of the directions in which K_P vanishes (D×(D−k_P)).
-    """
-
-    values: Tensor
-    rank: int
-    basis: Tensor
-    null: Tensor
+    values: Tensor  # the k_P eigenvalues μ of M, largest first
+    rank: int  # how many of them are not zero
+    basis: Tensor  # K_P^{-1/2}·U (D×k_P), which makes H_P the identity and H_H diagonal
+    null: Tensor  # orthonormal basis of the directions in which K_P vanishes (D×(D−k_P))
 
     @property
     def condition_number(self) -> float:

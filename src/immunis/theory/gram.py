@@ -65,11 +65,7 @@ class Gram:
         return self.cross_scatter + self.samples * torch.outer(self.mean, self.target_mean)
 
     def add(self, features: Tensor, targets: Tensor | None = None) -> None:
-        """Take in a block of features (n×D) and targets (n×C), in place, without D² more memory.
-
-        Raises:
-            InputError: if the block is not a finite real matrix whose squares fit float64.
-        """
+        """Take in a block of features (n×D) and targets (n×C), in place, without D² more memory."""
         z, y, epsilon = _block(features, targets)
         self._check_widths(z.shape[1], y.shape[1])
         (z, mean), (y, target_mean) = _centred(z), _centred(y)
@@ -108,12 +104,7 @@ class Gram:
         self.samples, self.epsilon = total, max(self.epsilon, epsilon)
 
     def transform(self, linear: Tensor) -> Gram:
-        """Return the moments of ``zᵀ·linear`` for a matrix ``linear`` (D×E).
-
-        Raises:
-            InputError: if ``linear`` is not a finite real matrix of D rows.
-            NumericalError: if the moments leave the range of numbers that are taken.
-        """
+        """Return the moments of ``zᵀ·linear`` for a matrix ``linear`` (D×E)."""
         linear = real(linear).detach().to("cpu", torch.float64)
         if len(linear) != self.dimension:
             came = f"a map of shape {tuple(linear.shape)}"
@@ -161,8 +152,7 @@ def _centred(values: Tensor) -> tuple[Tensor, Tensor]:
 def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
     """Return the moments of one block of features (n×D) and optional targets (n×C).
 
-    Raises:
-        InputError: if the features are not a finite real matrix whose squares fit float64.
+    Raises ``InputError`` if they are not finite real matrices whose squares fit float64.
     """
     z, y, epsilon = _block(features, targets)
     d, c, zeros = z.shape[1], y.shape[1], z.new_zeros
@@ -172,17 +162,11 @@ def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
 
 
 def gram(source: Any, extractor: Extractor | None = None) -> Gram:
-    """Stream a task's training data, or any other data, into its moments.
+    """Stream data through an extractor into its moments, in O(D²) memory plus a chunk of 32 MB.
 
-    Args:
-        source: a ``Task`` (its labels are encoded and collected too), features as a tensor or
-            array, or a ``Dataset`` or ``DataLoader`` of ``(inputs, labels)``.
-        extractor: applied to each batch of inputs first; identity if left out.
-
-    The memory needed is O(D²) plus one chunk of about 32 MB; N may be in the millions.
-
-    Raises:
-        InputError: on NaN, infinities, no samples, or inputs that are not (samples, features).
+    ``source`` is a ``Task`` (its training data, with encoded labels), features as a tensor or
+    array, or a ``Dataset`` or ``DataLoader`` of ``(inputs, labels)``. Raises ``InputError`` on NaN,
+    infinities, no samples, or inputs that are not (samples, features).
     """
     task = source if isinstance(source, Task) else None
     if isinstance(source, Tensor | np.ndarray):
@@ -224,10 +208,8 @@ def as_extractor(model: nn.Module | Tensor | None) -> Extractor:
 
         def linear(inputs: Tensor) -> Tensor:
             if inputs.ndim != 2 or inputs.shape[1] != weight.shape[1]:
-                raise InputError(
-                    f"the extractor reads {weight.shape[1]} features, but the inputs have shape "
-                    f"{tuple(inputs.shape[1:])} per sample."
-                )
+                came = f"the inputs have shape {tuple(inputs.shape[1:])} per sample"
+                raise InputError(f"the extractor reads {weight.shape[1]} features, but {came}.")
             return nn.functional.linear(inputs.to(torch.float64), weight, bias)
 
         return linear

@@ -29,11 +29,10 @@ RIDGE = 1e-3
 class Measurement:
     """How a primary and a harmful task look through an extractor, before any defence.
 
-    Attributes:
-        ceiling: RIR*, the largest RIR a further linear map can reach; ∞ with free directions.
-        ridge_ceiling: the same when both Grams are damped by 10⁻³ of their mean eigenvalue.
-        free_directions: dimensions the harmful task uses and the primary task does not.
-        rho: share of the harmful labels a ridge probe explains; None for constant labels.
+    ``ceiling`` is RIR*, the largest RIR a further linear map can reach, ∞ with free directions;
+    ``ridge_ceiling`` the same with both Grams damped by 10⁻³ of their mean eigenvalue.
+    ``free_directions`` counts dimensions that only the harmful task uses. ``rho`` is the share of
+    the harmful labels that a ridge probe explains, None for constant labels.
     """
 
     primary: Spectrum
@@ -101,10 +100,10 @@ def warn_if_deficient(name: str, moments: Gram) -> None:
         if columns:
             listed = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
             causes.append(f"{len(columns)} {what} feature(s) ({listed})")
+    why = "; ".join(causes) or "some features are linear combinations of others"
     warnings.warn(
-        f"{name}: rank {spectrum.rank} of {spectrum.dimension}: "
-        f"{'; '.join(causes) or 'some features are linear combinations of others'}. κ is over "
-        "the non-zero directions; drop redundant features to make it speak of all.",
+        f"{name}: rank {spectrum.rank} of {spectrum.dimension}: {why}. κ is over the non-zero "
+        "directions; drop redundant features to make it speak of all.",
         RankWarning,
         stacklevel=3,
     )

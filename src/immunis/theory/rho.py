@@ -35,12 +35,9 @@ def rho(
     the features as λ → 0, so whitening or preconditioning gains an attacker nothing. Where λ is too
     small to matter in float64, the pseudo-inverse is used.
 
-    Args:
-        features: (n, D); n should exceed D, or ρ nears 1 for want of samples.
-        targets: (n, C) real matrix, one-hot for classes.
-        ridge: damping relative to the mean eigenvalue of Σ_zz.
-        floor: absolute damping, which keeps the solve stable when features collapse.
-        across: whether to sum moments over the processes of a distributed run.
+    Features are (n, D), targets (n, C), one-hot for classes. n should exceed D, or ρ nears 1 for
+    want of samples. ``floor`` keeps the solve stable when features collapse. ``across`` sums
+    moments over the processes of a distributed run.
     """
     features, targets = as_tensor(features, "features"), as_tensor(targets, "targets")
     _check_shapes("ρ", features, targets)
@@ -70,10 +67,8 @@ def recalled(features: Tensor, targets: Tensor, ridge: float = 0.03) -> Tensor:
     ``Ŷ = Z(Σ_zz+λI)⁻¹Σ_zy`` about the means, with ``λ = ridge·tr(Σ_zz)/D``, over the rows of all
     processes, and s such that Y and sŶ vary alike: ρ, and ν, of both is the mean of theirs. The
     probe has seen the rows it answers for. So Ŷ follows a row's own label by its leverage, about
-    D/n, which ``ridge`` lowers: with no more rows than features Ŷ is Y again.
-
-    Returns:
-        An (n, 2C) matrix in float64; the second half is zero where features do not vary.
+    D/n, which ``ridge`` lowers: with no more rows than features Ŷ is Y again. Ŷ is zero where
+    features do not vary.
     """
     z, _, _, zz, zy, variance = _sums(features, targets, across=True)
     said = z @ ridge_weights(zz, zy, _damping(zz, variance, ridge, 0.0))
@@ -91,11 +86,8 @@ def nu(features: Tensor, targets: Tensor, sharpness: Sequence[float] = SHARPNESS
     all rows are alike, and less where neighbours differ more often than by chance. ν does not
     explain random labels for any D, where ρ of n rows explains D/n of them.
 
-    Args:
-        features: (n, D), rows of length √D or less (``feature_maps.even``), so that zᵢ·zⱼ/D
-            is their cosine.
-        targets: (n, C) real matrix, one-hot for classes; no gradient flows to it.
-        sharpness: values of s, above 0; the larger, the fewer neighbours count.
+    Rows of the features (n, D) have length √D or less (``feature_maps.even``), so that zᵢ·zⱼ/D is
+    their cosine. No gradient flows to the targets (n, C). The larger s, the fewer neighbours count.
     """
     _check_shapes("ν", features, targets, least=2)
     if not sharpness or not all(s > 0 for s in sharpness):

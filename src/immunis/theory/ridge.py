@@ -18,9 +18,6 @@ def ridge_weights(zz: Tensor, zy: Tensor, damping: float, share: float | None = 
 
     Where λ is at most ``share`` of the trace (default: the rank cut-off), or rounding leaves
     ``Σ_zz + λI`` indefinite, the limit λ → 0 is taken: the pseudo-inverse.
-
-    Raises:
-        NumericalError: if Σ_zz or λ is not finite.
     """
     share = relative_cutoff(len(zz)) if share is None else share
     if damping > float(zz.diagonal().sum()) * share:

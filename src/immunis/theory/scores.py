@@ -50,11 +50,7 @@ def class_scores(guesses: Tensor, labels: Tensor, classes: int) -> list[float]:
 
 
 def answers(predict: Callable[[Tensor], Tensor], task: Task) -> tuple[Tensor, Tensor]:
-    """Return a model's predictions on a task's test data (else training data), and the labels.
-
-    Raises:
-        NumericalError: if a prediction is not finite.
-    """
+    """Return a model's predictions on a task's test data (else training data), and the labels."""
     encode = task.positions if task.kind == "classification" else task.targets
     batches = (task.test or task.train).batches()
     parts = [(predict(x).cpu(), encode(y).cpu()) for x, y in batches]

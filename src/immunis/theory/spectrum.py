@@ -28,8 +28,7 @@ def relative_cutoff(
 ) -> float:
     """Return the share of λ_max below which an eigenvalue is zero: ``max(D·ε, ε_in²)``.
 
-    Raises:
-        InputError: if that share exceeds a tenth: a wide matrix in bfloat16 or float16.
+    Raises ``InputError`` above a tenth: a wide matrix in bfloat16 or float16.
     """
     share = max(dimension * torch.finfo(dtype).eps, epsilon**2)
     if share > COARSEST:
@@ -47,9 +46,9 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
     matrix = square(matrix).detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(matrix).all()):
+        remedy = "lower the step size or the weights of the regularizers"
         raise NumericalError(
-            "a matrix to decompose holds NaN or infinities: an earlier step diverged. "
-            "Lower the step size or the weights of the regularizers."
+            f"a matrix holds NaN or infinities, an earlier step diverged: {remedy}."
         )
     values, vectors = torch.linalg.eigh(matrix)
     return values.flip(0), vectors.flip(1)
@@ -57,13 +56,9 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues of a positive semi-definite matrix, largest first.
+    """All D eigenvalues of a positive semi-definite ``matrix``, largest first.
 
-    Attributes:
-        eigenvalues: all D of them (float64), rounding noise included.
-        cutoff: eigenvalues at or below it count as zero.
-        samples: number of samples behind the matrix, if known.
-        matrix: what was decomposed.
+    Those at or below ``cutoff`` count as zero.
     """
 
     eigenvalues: Tensor
