@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from immunis.attacks.contract import Arena, Step
 from immunis.attacks.features import Features, Map
-from immunis.attacks.meter import checkpoints, count_flops, solve_flops
-from immunis.theory.gram import gram_of
-from immunis.theory.ridge import ridge_probe
+from immunis.attacks.meter import checkpoints, count_flops
 from immunis.theory.scale import check_size
 
 BATCH = 256
@@ -24,12 +24,6 @@ def one_step(features: Features, flops: float, predict: Map) -> list[Step]:
     """Return the curve of a closed-form attack: one step that sees every sample once."""
     scores = partial(features.scores, predict)
     return [Step(1, features.samples, features.spent + flops, scores)]
-
-
-def solve_ridge(features: Features, ridge: float) -> tuple[Tensor, Tensor, float]:
-    """Return weights and bias of a ridge probe (D×C, C), and the operations of the solve."""
-    weights, bias = ridge_probe(gram_of(features.z, features.targets()), ridge)
-    return weights, bias, solve_flops(features.samples, features.dimension, features.outputs)
 
 
 def least_squares(
@@ -87,15 +81,15 @@ def in_batches(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, budget)
     marks, order = set(checkpoints(budget)), rows[:0]
     size, flops, step, seen = min(size, len(rows)), 0.0, 0, 0
+    counter = FlopCounterMode(display=False)
     while step < budget:
         if len(order) < size:
             order = rows[torch.randperm(len(rows), generator=generator)]
         batch, order = order[:size], order[size:]
         try:
-            if flops:
+            with nullcontext() if flops else counter:
                 train(batch, generator)
-            else:
-                flops = count_flops(partial(train, batch, generator))[1] / size
+            flops = flops or counter.get_total_flops() / size
         except (MemoryError, torch.OutOfMemoryError):
             if size == 1:
                 raise

@@ -3,14 +3,17 @@
 from torch import Tensor
 
 from immunis.attacks.contract import Arena, Attack, Curve, Settings, tensor
-from immunis.attacks.curves import solve_ridge
+from immunis.attacks.meter import solve_flops
 from immunis.attacks.tuning import TUNING, Network, tune
+from immunis.theory.gram import gram_of
+from immunis.theory.ridge import ridge_probe
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
     """Learn the labels and the soft answers of a ridge probe on an earlier stage together."""
     features = arena.features(settings["layer"])
-    weights, bias, solved = solve_ridge(features, 1e-2)
+    weights, bias = ridge_probe(gram_of(features.z, features.targets()), 1e-2)
+    solved = solve_flops(features.samples, features.dimension, features.outputs)
     known = tensor(arena.cache[settings["layer"]][0]).double()
     sharpness = 10.0 if arena.kind == "classification" else 1.0  # one-hot scores as logits
 

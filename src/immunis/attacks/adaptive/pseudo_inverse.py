@@ -5,14 +5,18 @@ from functools import partial
 import torch
 
 from immunis.attacks.contract import Arena, Attack, Curve, Settings, before_last
-from immunis.attacks.curves import least_squares, solve_ridge
+from immunis.attacks.curves import least_squares
+from immunis.attacks.meter import solve_flops
 from immunis.theory.descent import line_search
+from immunis.theory.gram import gram_of
+from immunis.theory.ridge import ridge_probe
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
     """Fit a probe before the map, carry it through the map's pseudo-inverse, descend from there."""
     before = arena.features(f"{arena.last_linear}:in")
-    weights, _, solved = solve_ridge(before, settings["ridge"])
+    weights, _ = ridge_probe(gram_of(before.z, before.targets()), settings["ridge"])
+    solved = solve_flops(before.samples, before.dimension, before.outputs)
     start = torch.linalg.pinv(arena.cut.last_weights()[0].T) @ weights
     return least_squares(arena.features(), partial(line_search, start=start), spent=solved)
 
