@@ -9,7 +9,7 @@ def test_records_are_compared_side_by_side(audit_record, pair):
     tiny = Record.load(RESULTS / "audit-tiny-imagenet-cars-resnet18.json")
     tiny.figures["worst_case"]["opt_kappa"]["broken"] = True
     immunized = immunize(torch.eye(5), *pair, "erase").record
-    few = compare([audit_record, immunized]).table
+    few, _ = compare([audit_record, immunized])
     assert few.columns[1:] == ["condition (1)", "frontier (1)", "erase (1)", "erase (2)"]
     table, notes = compare([audit_record, tiny, immunized])  # many: one row each
     assert [row[0] for row in table.rows][:3] == ["condition (1)", "frontier (1)", "erase (1)"]

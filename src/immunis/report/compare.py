@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from immunis.core.errors import InputError
 from immunis.core.records import Record
 from immunis.core.shapes import AuditFigures, ImmunizeFigures
 from immunis.report.format import Table, number, percent
-from immunis.report.query import defended
+from immunis.report.query import ROLES, defended, require_kinds
 from immunis.report.text import change, harmful_score
 
-KINDS = ("audit", "immunize")
 MOST_COLUMNS = 4
 ROWS = [
     "",
@@ -31,25 +29,13 @@ ROWS = [
 ]
 
 
-class Comparison(NamedTuple):
-    """A table of models, and notes on what else differs."""
-
-    table: Table
-    notes: list[str]
-
-
-def compare(records: Sequence[Record]) -> Comparison:
-    """Put the models of several records beside each other.
+def compare(records: Sequence[Record]) -> tuple[Table, list[str]]:
+    """Return a table of the models of several records, and notes on what else differs.
 
     Raises:
         InputError: for kinds of records that cannot be compared, or one record given twice.
     """
-    for record in records:
-        if record.kind not in KINDS:
-            raise InputError(
-                f"a record of kind {record.kind!r} cannot be compared with others; "
-                f"{' and '.join(KINDS)} can. Make a card of it alone."
-            )
+    require_kinds(records, ("audit", "immunize"), "cannot be compared with others")
     if len({record.digest() for record in records}) < len(records):
         raise InputError("the same record came twice; there is nothing to compare.")
     columns = [ROWS]
@@ -63,19 +49,14 @@ def compare(records: Sequence[Record]) -> Comparison:
         head, *rows = columns
     else:
         head, *rows = map(list, zip(*columns, strict=True))
-    return Comparison(Table("side by side", head, rows), _notes(records))
+    return Table("side by side", head, rows), _notes(records)
 
 
 def _immunized(record: Record, place: int) -> list[str]:
     f: ImmunizeFigures = record.figures
-    score, spectra = f["primary_score"], f["spectra"]
-    cheap = [
-        f["rir"]["value"],
-        spectra["primary"]["after"]["condition_number"],
-        spectra["harmful"]["after"]["condition_number"],
-        f["rho"]["after"],
-    ]
-    primary = _primary(record, score["after"], score["before"])
+    kappas = [f["spectra"][role]["after"]["condition_number"] for role in ROLES]
+    cheap = [f["rir"]["value"], *kappas, f["rho"]["after"]]
+    primary = _primary(record, f["primary_score"]["after"], f["primary_score"]["before"])
     head = f"{record.settings['method']} ({place})"
     return [head, "no attacker run", *["–"] * 4, primary, *map(number, cheap), "–"]
 
@@ -119,8 +100,6 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if differ:
         notes.append(f"These records differ in {', '.join(differ)}. Compare them with care.")
     if audits and len(audits) < len(records):
-        notes.append(
-            "An audit measures RIR, κ and ρ on the attacker's sample, immunize on the defender's "
-            "own."
-        )
+        sample = "on the attacker's sample, immunize on the defender's own"
+        notes.append(f"An audit measures RIR, κ and ρ {sample}.")
     return notes

@@ -13,15 +13,13 @@ from typing import Any
 
 import jinja2
 
-from immunis.core.errors import InputError
 from immunis.core.records import Record
 from immunis.core.shapes import AuditFigures, Data, ImmunizeFigures
 from immunis.models.rebuild import shown
 from immunis.report import tables, text
 from immunis.report.format import Table, inline
-from immunis.report.query import defended, leading, per_class
+from immunis.report.query import defended, leading, per_class, require_kinds
 
-KINDS = ("immunize", "audit")
 TASKS = {"timm": "image-classification", "transformers": "text-classification"}
 
 
@@ -33,31 +31,18 @@ def model_card(*records: Record, library: str | None = None) -> str:
     Raises:
         InputError: for no record, or one of a kind without a model card.
     """
-    if not records:
-        raise InputError("no record came; a model card needs at least one.")
-    for record in records:
-        if record.kind not in KINDS:
-            raise InputError(
-                f"a record of kind {record.kind!r} has no model card; {' and '.join(KINDS)} have "
-                "one. For a page, write to a file that ends in .html."
-            )
+    require_kinds(records, ("immunize", "audit"), "has no model card")
     records = tuple(record.checked() for record in records)
     library = library or _library(records[0])
     index = [entry for record in records for entry in _index(record, library)]
-    page = _pages().get_template("model_card.md")
-    return page.render(records=records, library=library, index=index).rstrip() + "\n"
-
-
-def _pages() -> jinja2.Environment:
+    folder = jinja2.FileSystemLoader(Path(__file__).parent)
     pages = jinja2.Environment(  # nosec B701 - Markdown, of which every name passes `line`
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
+        loader=folder, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     pages.filters |= {"line": _line, "yaml": _yaml, "json": _json}
     pages.globals |= {"text": text, "tables": tables, "tables_of": _tables, "shown": shown}
-    return pages
+    page = pages.get_template("model_card.md")
+    return page.render(records=records, library=library, index=index).rstrip() + "\n"
 
 
 def _line(value: str) -> str:
@@ -107,28 +92,20 @@ def _index(record: Record, library: str) -> list[dict[str, Any]]:
     for name in defended(record):
         case = audited["worst_case"][name]
         highest = f"{case['highest_attack']}, the highest score of {case['attacks']} attacks"
-        attack = f"harmful task, {highest} (lower is safer)"
-        scores = [
-            (record.data["primary"], "primary task", audited["models"][name]["primary"]),
-            (record.data["attacker"], attack, None if case["broken"] else case["highest_accuracy"]),
-        ]
-        found += _entry(kind, name, scores)
+        primary = record.data["primary"], "primary task", audited["models"][name]["primary"]
+        reached = None if case["broken"] else case["highest_accuracy"]
+        attack = record.data["attacker"], f"harmful task, {highest} (lower is safer)", reached
+        found += _entry(kind, name, [primary, attack])
     return found
 
 
-def _entry(
-    kind: str, name: str, scores: list[tuple[Data, str, float | None]]
-) -> list[dict[str, Any]]:
+def _entry(kind: str, name: str, scores: list[tuple[Data, str, float | None]]) -> list[Any]:
     """Return one model with the scores that are known."""
     results = []
     for task, what, score in scores:
         if score is not None and math.isfinite(score):
             metric = "accuracy" if task["kind"] == "classification" else "r_squared"
-            results.append(
-                {
-                    "task": {"type": kind},
-                    "dataset": {"name": task["name"], "type": task["name"]},
-                    "metrics": [{"type": metric, "value": round(score, 4), "name": what}],
-                }
-            )
+            metrics = [{"type": metric, "value": round(score, 4), "name": what}]
+            data = {"name": task["name"], "type": task["name"]}
+            results.append({"task": {"type": kind}, "dataset": data, "metrics": metrics})
     return [{"name": name, "results": results}] if results else []

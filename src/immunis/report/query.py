@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from immunis.core.errors import InputError
 from immunis.core.records import Record
 from immunis.core.shapes import AuditFigures, ImmunizeFigures, Outcomes, Spectrum
 from immunis.core.thinning import log_places
 
-ROLES = ("primary", "harmful")
-UNITS = {"flops": "operations", "steps": "steps"}  # what a cost is counted in
+Cost = Literal["flops", "steps"]
+ROLES: tuple[Literal["primary", "harmful"], ...] = ("primary", "harmful")
+UNITS: dict[Cost, str] = {"flops": "operations", "steps": "steps"}  # what a cost is counted in
 LARGE = 20  # from this many classes on, tables list only the ones that lose most
 
 
@@ -23,6 +25,16 @@ class Outline(NamedTuple):
     rank: int
     dimension: int
     condition_number: float
+
+
+def require_kinds(records: Sequence[Record], kinds: Sequence[str], lacks: str) -> None:
+    """Raise ``InputError`` for no record, or for one of another kind."""
+    if not records:
+        raise InputError("no record came; expected at least one.")
+    for record in records:
+        if record.kind not in kinds:
+            known = ", ".join(kinds)
+            raise InputError(f"a record of kind {record.kind!r} {lacks}; expected one of {known}.")
 
 
 def defended(record: Record) -> list[str]:
@@ -57,7 +69,7 @@ def leading(record: Record) -> str | None:
     return min(defended(record), key=rank, default=None)
 
 
-def telling_cost(record: Record) -> str:
+def telling_cost(record: Record) -> Cost:
     """Return the cost to draw: ``flops``, or ``steps`` where all attacks cost about as many flops.
 
     In a large network, computing the features takes nearly all operations of every probe.
@@ -68,18 +80,14 @@ def telling_cost(record: Record) -> str:
     return "flops" if spent and max(spent) > 10 * min(spent) else "steps"
 
 
-def _points(attacks: Outcomes, model: str, cost: str) -> list[tuple[float, float]]:
+def _points(attacks: Outcomes, model: str, cost: Cost) -> list[tuple[float, float]]:
     """Return cost and mean score at every point of all learning curves on a model."""
     rows = [by_model[model] for by_model in attacks.values() if model in by_model]
-    curves = [row["curve"] for row in rows if row["status"] == "done"]
-    return [
-        (max(point["flops"] if cost == "flops" else point["steps"], 1), point["mean"])
-        for curve in curves
-        for point in curve
-    ]
+    points = [point for row in rows if row["status"] == "done" for point in row["curve"]]
+    return [(max(point[cost], 1), point["mean"]) for point in points]
 
 
-def envelope(record: Record, model: str, cost: str = "flops") -> list[tuple[float, float]]:
+def envelope(record: Record, model: str, cost: Cost = "flops") -> list[tuple[float, float]]:
     """Return the best score that any attack reaches within a cost, as rising (cost, score).
 
     ``E(c) = max{score of a point of any attack's curve : its cost ≤ c}``. Computing the features
@@ -120,13 +128,9 @@ def _outline(spectrum: Spectrum, most: int = 64) -> Outline:
     pairs = [(i, v) for i, v in zip(index, values, strict=False) if i <= spectrum["rank"] and v > 0]
     if len(pairs) > most:
         pairs = [pairs[place - 1] for place in log_places(len(pairs), most)]
-    return Outline(
-        [i for i, _ in pairs],
-        [v / pairs[0][1] for _, v in pairs],
-        spectrum["rank"],
-        spectrum["dimension"],
-        spectrum["condition_number"],
-    )
+    values = [v / pairs[0][1] for _, v in pairs]
+    sizes = spectrum["rank"], spectrum["dimension"], spectrum["condition_number"]
+    return Outline([i for i, _ in pairs], values, *sizes)
 
 
 def per_class(record: Record) -> tuple[list[str], dict[str, list[float]]]:

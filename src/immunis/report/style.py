@@ -52,12 +52,10 @@ def line(name: str, names: Sequence[str]) -> dict[str, Any]:
     if name == CONTROL:
         return {"color": GREY, "linestyle": ":", "linewidth": 1.6, "label": name}
     place = list(names).index(name)
-    return {
-        "color": COLOURS[place % len(COLOURS)],
-        "linestyle": LINES[(place + place // len(COLOURS)) % len(LINES)],
-        "linewidth": 2.2 if place == 0 else 1.5,
-        "label": name,
-    }
+    dash = LINES[(place + place // len(COLOURS)) % len(LINES)]
+    width = 2.2 if place == 0 else 1.5
+    colour = COLOURS[place % len(COLOURS)]
+    return {"color": colour, "linestyle": dash, "linewidth": width, "label": name}
 
 
 def mark(name: str, names: Sequence[str]) -> dict[str, Any]:

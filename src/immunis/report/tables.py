@@ -8,14 +8,14 @@ from immunis.core.controls import CONTROL, SCRATCH
 from immunis.core.records import Record
 from immunis.core.shapes import AuditFigures, ImmunizeFigures, Interval, Outcome
 from immunis.report.format import Table, number, percent
-from immunis.report.query import called, outlines, per_class, telling_classes
+from immunis.report.query import ROLES, called, outlines, per_class, telling_classes
 
 
 def measure_table(record: Record) -> Table:
     """Return one row for each of the two spectra of a ``measure`` record."""
     f = record.figures
     rows = []
-    for role, s in (("primary", f["primary"]), ("harmful", f["harmful"])):
+    for role, s in ((role, f[role]) for role in ROLES):
         sizes = [number(n) for n in (s["rank"], s["dimension"], s["samples"])]
         error = f"{s.get('relative_error', math.nan):.0e}"
         rows.append([role, number(s["condition_number"]), error, *sizes])
@@ -26,12 +26,10 @@ def immunize_table(record: Record) -> Table:
     """Return what an ``immunize`` record says of before and after."""
     f: ImmunizeFigures = record.figures
     rows = []
-    for role, pair, factor in (
-        ("primary", f["spectra"]["primary"], f["rir"]["primary"]),
-        ("harmful", f["spectra"]["harmful"], f["rir"]["harmful"]),
-    ):
-        both = (pair["before"], pair["after"])
-        rows.append([f"κ, {role}", *(number(s["condition_number"]) for s in both), number(factor)])
+    for role in ROLES:
+        both = f["spectra"][role]["before"], f["spectra"][role]["after"]
+        kappas = [s["condition_number"] for s in both]
+        rows.append([f"κ, {role}", *map(number, (*kappas, f["rir"][role]))])
         rows.append(["rank", *(f"{s['rank']} of {s['dimension']}" for s in both), ""])
     rho, score = f["rho"], f["primary_score"]
     rows.append(["ρ, harmful labels", number(rho["before"]), number(rho["after"]), ""])
@@ -47,16 +45,11 @@ def demo_table(record: Record) -> Table:
     rows = []
     for name, row in f["methods"].items():
         spectra, reads = row["spectra"], row["harmful_accuracy"]
-        kappas = [spectra["primary"]["condition_number"], spectra["harmful"]["condition_number"]]
+        kappas = [spectra[role]["condition_number"] for role in ROLES]
         accuracies = [reads["gradient_descent"][str(step)] for step in steps]
-        rows.append(
-            [
-                name,
-                *map(number, [*kappas, row["rir"]["value"], f["ceiling"]]),
-                *map(percent, [row["primary_accuracy"], *accuracies, reads["ridge"]]),
-                f"{row['seconds']:.1f}",
-            ]
-        )
+        cells = [*map(number, [*kappas, row["rir"]["value"], f["ceiling"]])]
+        cells += map(percent, [row["primary_accuracy"], *accuracies, reads["ridge"]])
+        rows.append([name, *cells, f"{row['seconds']:.1f}"])
     heads = ["method", "κ_P", "κ_H", "RIR", "RIR*", "prim.", *(f"@{step}" for step in steps)]
     return Table(record.name, [*heads, "ridge", "s"], rows)
 
@@ -90,20 +83,11 @@ def worst_case_table(record: Record) -> Table:
     rows = []
     for name, case in f["worst_case"].items():
         kept = number(case["residual_advantage"]) + _span(case.get("interval"))
-        cost = (case.get("multiplier") or {}).get("steps")
-        unranked = case["undefined"] + case["failed"] + case["inapplicable"]
-        rows.append(
-            [
-                name,
-                "broken" if case["broken"] else kept,
-                case["attack"] or "–",
-                percent(case["accuracy"]),
-                percent(case.get("gain", math.nan)),
-                number(cost),
-                "broken" if case["broken"] else number(case["overall"]),
-                number(unranked),
-            ]
-        )
+        kept, overall = ["broken"] * 2 if case["broken"] else [kept, number(case["overall"])]
+        scores = map(percent, (case["accuracy"], case.get("gain", math.nan)))
+        cost = number((case.get("multiplier") or {}).get("steps"))
+        unranked = number(case["undefined"] + case["failed"] + case["inapplicable"])
+        rows.append([name, kept, case["attack"] or "–", *scores, cost, overall, unranked])
     ran = max((case["attacks"] for case in f["worst_case"].values()), default=0)
     title = f"worst of {ran} attacks, {record.settings['budget']} steps"
     heads = ["model", "keeps", "by attack", "score %", "gain", "cost x", "best on best"]

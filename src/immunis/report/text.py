@@ -109,9 +109,8 @@ def headline(record: Record) -> str:
     steps = str(max(record.settings["steps"]))
     reads = {name: row["harmful_accuracy"] for name, row in demo["methods"].items()}
     best = min(reads, key=lambda name: reads[name]["gradient_descent"][steps])
-    bare, ceiled, least = (
-        percent(reads[name]["gradient_descent"][steps]) for name in ("no defence", "frontier", best)
-    )
+    shown = (reads[name]["gradient_descent"][steps] for name in ("no defence", "frontier", best))
+    bare, ceiled, least = map(percent, shown)
     return (
         f"A high ratio did not stop the attacker: after {steps} steps a probe reaches {bare}% "
         f"without a defence, {ceiled}% where the ratio is at its ceiling (RIR* = "
@@ -138,8 +137,8 @@ def rank_change(record: Record) -> str:
     """Return a warning where an ``immunize`` record's ranks changed, else nothing."""
     f: ImmunizeFigures = record.figures
     said = []
-    for role, pair in zip(ROLES, (f["spectra"]["primary"], f["spectra"]["harmful"]), strict=True):
-        before, after = pair["before"]["rank"], pair["after"]["rank"]
+    for role in ROLES:
+        before, after = f["spectra"][role]["before"]["rank"], f["spectra"][role]["after"]["rank"]
         if before != after:
             said.append(f"the rank of the {role} features went from {before} to {after}")
     if not said:

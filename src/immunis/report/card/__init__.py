@@ -17,6 +17,7 @@ from immunis.core.records import Record
 from immunis.core.shapes import AuditFigures
 from immunis.report import query, style, tables, text
 from immunis.report.card import charts
+from immunis.report.compare import compare
 from immunis.report.figures import figures_of
 from immunis.report.format import number
 from immunis.report.model_card import model_card
@@ -40,18 +41,9 @@ def render(*records: Record) -> str:
         InputError: for a kind of record that has no card, records that cannot be compared, or
             one that does not fit the shape of its kind.
     """
-    if not records:
-        raise InputError("no record came; a card needs at least one.")
-    for record in records:
-        if record.kind not in KINDS:
-            known = ", ".join(KINDS)
-            raise InputError(f"a record of kind {record.kind!r} has no card; {known} have one.")
+    query.require_kinds(records, KINDS, "has no card")
     records = tuple(record.checked() for record in records)
-    compared = None
-    if len(records) > 1:
-        from immunis.report.compare import compare
-
-        compared = compare(records)
+    compared = compare(records) if len(records) > 1 else None
     sections = [
         {
             "record": record,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from immunis.core.errors import InputError
 from immunis.core.files import release
 from immunis.core.records import Record
 from immunis.report.figures import audit
 from immunis.report.figures.defence import history, norm_ratios, overview, spectra
-from immunis.report.query import outlines
+from immunis.report.query import outlines, require_kinds
 
 Draw = Callable[..., bytes]
 OTHERS: dict[str, Callable[[Record], dict[str, Draw]]] = {}  # by kind of record; paper adds its own
@@ -26,11 +25,7 @@ def figures_of(record: Record) -> dict[str, Draw]:
         return OTHERS[record.kind](record)
     if record.kind == "demo":
         return {"overview": overview, "spectra": spectra, "norm_ratios": norm_ratios}
-    if record.kind not in ("audit", "immunize"):
-        raise InputError(
-            f"a record of kind {record.kind!r} has no figures; demo, immunize, audit and reproduce "
-            "have some."
-        )
+    require_kinds([record], ("audit", "immunize", "demo", *OTHERS), "has no figures")
     found: dict[str, Draw] = {}
     if record.kind == "audit":
         found = {"cost": audit.cost, "scores": audit.scores}

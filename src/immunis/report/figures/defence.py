@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from immunis.core.records import Record
 from immunis.report import style
@@ -17,25 +19,34 @@ HISTORY = {
 }
 
 
-def spectra(record: Record, kind: str = "png") -> bytes:
-    """Draw the eigenvalues of both tasks for every model, each over the largest."""
-    found = outlines(record)
+def _panels(curves: Mapping[Any, dict[str, Any]], labels: tuple[str, str]) -> Any:
+    """Return a figure with a panel for each task, and a line for each model's points."""
     figure = canvas()
     axes = figure.subplots(1, 2, sharey=True)
-    for axis, (role, by_model) in zip(axes, found.items(), strict=True):
-        for name, o in by_model.items():
-            look = line(name, list(by_model))
-            ranks = [found[task][name].rank for task in found]
-            look["label"] = f"{name} (rank {ranks[0]}, {ranks[1]} of {o.dimension})"
-            axis.plot(o.places, o.values, **look)
+    for axis, (role, by_model) in zip(axes, curves.items(), strict=True):
+        for name, (label, places, values) in by_model.items():
+            axis.plot(places, values, **{**line(name, list(by_model)), "label": label})
         axis.set_title(f"{role} task", fontsize=10)
-        axis.set_xlabel("index")
+        axis.set_xlabel(labels[0])
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.grid(alpha=0.25)
-    axes[0].set_ylabel("eigenvalue / largest")
+    axes[0].set_ylabel(labels[1])
     legend(figure, axes[0])
-    return rendered(figure, record, kind)
+    return figure
+
+
+def spectra(record: Record, kind: str = "png") -> bytes:
+    """Draw the eigenvalues of both tasks for every model, each over the largest."""
+    curves: dict[str, dict[str, Any]] = {}
+    found = outlines(record)
+    for role, by_model in found.items():
+        curves[role] = {}
+        for name, o in by_model.items():
+            ranks = ", ".join(str(found[task][name].rank) for task in found)
+            label = f"{name} (rank {ranks} of {o.dimension})"
+            curves[role][name] = label, o.places, o.values
+    return rendered(_panels(curves, ("index", "eigenvalue / largest")), record, kind)
 
 
 def history(record: Record, kind: str = "png") -> bytes:
@@ -65,21 +76,15 @@ def history(record: Record, kind: str = "png") -> bytes:
 
 def norm_ratios(record: Record, kind: str = "png") -> bytes:
     """Draw the norm ratio of probing both tasks by exact line search (paper, figure 1)."""
-    methods = record.figures["methods"]
-    figure = canvas()
-    axes = figure.subplots(1, 2, sharey=True)
-    for axis, task in zip(axes, ROLES, strict=True):
-        for name, row in methods.items():
-            curve = row["norm_ratio"]
-            axis.plot(curve["steps"], curve[task], **line(name, list(methods)))
-        axis.set_title(f"{task} task", fontsize=10)
-        axis.set_xlabel("probing step")
+    rows = {name: row["norm_ratio"] for name, row in record.figures["methods"].items()}
+    curves = {
+        role: {name: (name, row["steps"], row[role]) for name, row in rows.items()}
+        for role in ROLES
+    }
+    figure = _panels(curves, ("probing step", "‖w_t − w*‖² / ‖w_0 − w*‖²"))
+    for axis in figure.axes:
         axis.set_xscale("symlog", linthresh=1)
-        axis.set_yscale("log")
         axis.set_ylim(1e-3, 1.5)
-        axis.grid(alpha=0.25)
-    axes[0].set_ylabel("‖w_t − w*‖² / ‖w_0 − w*‖²")
-    legend(figure, axes[0])
     return rendered(figure, record, kind)
 
 
