@@ -64,9 +64,8 @@ def _immunized(record: Record, place: int) -> list[str]:
 def _audited(record: Record, place: int, name: str) -> list[str]:
     f: AuditFigures = record.figures
     row, case = f["models"][name], f["worst_case"][name]
-    kept = f"{100 * case['residual_advantage']:.0f}%"
-    if math.isnan(case["residual_advantage"]):
-        kept = "cannot be ranked"
+    share = case["residual_advantage"]
+    kept = "cannot be ranked" if math.isnan(share) else f"{100 * share:.0f}%"
     return [
         f"{name} ({place})",
         "broken, not immune" if case["broken"] else kept,
@@ -95,10 +94,8 @@ def _notes(records: Sequence[Record]) -> list[str]:
         "budgets": [s["budget"] for s in settings],
         "settings that attacks search": [[s.get("search"), s.get("space", {})] for s in settings],
     }
-    differ = [what for what, of in facts.items() if any(fact != of[0] for fact in of)]
-    notes = []
-    if differ:
-        notes.append(f"These records differ in {', '.join(differ)}. Compare them with care.")
+    differ = ", ".join(what for what, of in facts.items() if any(fact != of[0] for fact in of))
+    notes = [f"These records differ in {differ}. Compare them with care."] if differ else []
     if audits and len(audits) < len(records):
         sample = "on the attacker's sample, immunize on the defender's own"
         notes.append(f"An audit measures RIR, κ and ρ {sample}.")

@@ -1,8 +1,6 @@
-"""Release a model: weights without pickle, its configuration, and a card that people can read.
+"""Release a model as a Hugging Face folder: weights without pickle, configuration and card.
 
-The folder is what Hugging Face, timm and transformers expect: ``model.safetensors`` with a
-metadata block, ``config.json`` and ``README.md``. timm loads it with
-``create_model("local-dir:FOLDER")`` (or from the hub), transformers with ``from_pretrained``.
+timm loads it with ``create_model("local-dir:FOLDER")``, transformers with ``from_pretrained``.
 """
 
 from __future__ import annotations
@@ -34,10 +32,8 @@ def weights(model: nn.Module, record: Record | None = None) -> bytes:
     state = {}
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, Tensor):
-            raise InputError(
-                f"the model's state holds a {type(tensor).__name__} ({name}), and safetensors "
-                "holds tensors only. Leave it out of state_dict()."
-            )
+            held = f"a {type(tensor).__name__} ({name})"
+            raise InputError(f"the model's state_dict() holds {held}; expected tensors only.")
         tensor = tensor.detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
         state[name] = tensor.clone() if storage in shared else tensor

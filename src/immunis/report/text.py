@@ -166,11 +166,10 @@ def predicted(record: Record) -> str:
     """Return how the cheap figures of an audit rank with what attackers reach and pay."""
     f: AuditFigures = record.figures
     names = {"kappa_harmful": "κ_H", "rir": "RIR", "rho": "ρ"}
-    return "; ".join(
-        f"{names.get(name, name)} {number(row['score'])} with score, {number(row['cost'])} with "
-        "cost"
-        for name, row in f["predictors"].items()
-    )
+    rows = [
+        (names.get(n, n), number(r["score"]), number(r["cost"])) for n, r in f["predictors"].items()
+    ]
+    return "; ".join(f"{name} {score} with score, {cost} with cost" for name, score, cost in rows)
 
 
 def table_notes(record: Record) -> str:

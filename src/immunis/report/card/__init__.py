@@ -23,13 +23,9 @@ from immunis.report.format import number
 from immunis.report.model_card import model_card
 
 KINDS = ("demo", "immunize", "audit")
-PAGES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+FOLDER = jinja2.FileSystemLoader(Path(__file__).parent)
+PAGES = jinja2.Environment(loader=FOLDER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+PAGES.undefined = jinja2.StrictUndefined
 PAGES.filters["number"] = number
 PAGES.globals |= {"infinity": math.inf, "style": style, "tables": tables, "text": text}
 
@@ -38,28 +34,23 @@ def render(*records: Record) -> str:
     """Return the card of a record, or of several side by side, as HTML.
 
     Raises:
-        InputError: for a kind of record that has no card, records that cannot be compared, or
-            one that does not fit the shape of its kind.
+        InputError: for records that have no card, cannot be compared or do not fit their shape.
     """
     query.require_kinds(records, KINDS, "has no card")
     records = tuple(record.checked() for record in records)
     compared = compare(records) if len(records) > 1 else None
-    sections = [
-        {
-            "record": record,
-            "id": "record" if place == 1 else f"record-{place}",
-            "json": json.dumps(record.to_dict(), ensure_ascii=False).replace("<", "\\u003c"),
-            **SECTIONS[record.kind](record),
-        }
-        for place, record in enumerate(records, 1)
-    ]
+    sections = []
+    for place, record in enumerate(records, 1):
+        name = "record" if place == 1 else f"record-{place}"
+        content = json.dumps(record.to_dict(), ensure_ascii=False).replace("<", "\\u003c")
+        section = SECTIONS[record.kind](record)
+        sections.append({"record": record, "id": name, "json": content, **section})
     return PAGES.get_template("page.html").render(sections=sections, compared=compared)
 
 
 def write_card(path: str | Path, *records: Record) -> Path:
     """Write the card of records: a page, or a model card where the file's name ends in ``.md``."""
-    kinds = {".html": render, ".htm": render, ".md": model_card}
-    make = kinds.get(Path(path).suffix.lower())
+    make = {".html": render, ".htm": render, ".md": model_card}.get(Path(path).suffix.lower())
     if make is None:
         raise InputError(f"{path}: a card is a page (.html) or a model card (.md); name it so.")
     return publish(path, make(*records))
@@ -151,9 +142,6 @@ def _classes(record: Record, before: str, after: str) -> dict[str, Any] | None:
             kinds=("order", "share"),
             marks=[after] if after != before else [],
         )
-    return {
-        "table": tables.class_table(record, before, after),
-        "strip": strip,
-        "legend": charts.legend([before, after], list(scores)),
-        "count": len(labels),
-    }
+    legend = charts.legend([before, after], list(scores))
+    table = tables.class_table(record, before, after)
+    return {"table": table, "strip": strip, "legend": legend, "count": len(labels)}

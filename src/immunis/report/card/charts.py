@@ -53,9 +53,7 @@ class Axis:
         powers = range(math.floor(low), math.ceil(high) + 1, step)
         found = [m * 10.0**i for i in powers for m in steps]
         kept = [tick for tick in found if self.low * 0.999 <= tick <= self.high * 1.001]
-        if len(kept) > 1:
-            return kept
-        return [self.low, (self.low * self.high) ** 0.5, self.high]
+        return kept if len(kept) > 1 else [self.low, (self.low * self.high) ** 0.5, self.high]
 
 
 def axis(values: Iterable[float], ends: tuple[float, float], kind: str) -> Axis:
@@ -89,7 +87,7 @@ def legend(shown: Sequence[str], names: Sequence[str], broken: Collection[str] =
     items = []
     for name in shown:
         kind = style(name, names)
-        look = tag("path", class_=f"line {kind}", d="M1 6H29"), _mark(kind, 15, 6)
+        look = _path(f"line {kind}", "M1 6H29"), _mark(kind, 15, 6)
         sign = tag("svg", *look, viewBox="0 0 30 12", aria_hidden="true")
         items.append(tag("li", sign, f"{name} (broken)" if name in broken else name))
     return tag("ul", *items, class_="legend")
@@ -104,40 +102,33 @@ def _text(x: float, y: float, text: str, anchor: str = "middle") -> Markup:
     return tag("text", text, x=x, y=y, text_anchor=anchor)
 
 
+def _path(kind: str, path: str) -> Markup:
+    return tag("path", class_=kind, d=path)
+
+
 def _svg(parts: Sequence[Markup], label: str, height: float = HEIGHT) -> Markup:
     size = f"0 0 {WIDTH} {height}"
     return tag("svg", *parts, class_="chart", viewBox=size, role="img", aria_label=label)
 
 
-def _columns(x: Axis, top: float, bottom: float, place: float, share: bool) -> list[Markup]:
+def _columns(x: Axis, top: float, bottom: float, place: float) -> list[Markup]:
     """Return the vertical lines of a grid, and their ticks."""
     parts = []
     for tick in x.ticks():
-        parts.append(tag("path", class_="grid", d=f"M{x(tick)} {top}V{bottom}"))
         anchor = "end" if x(tick) > RIGHT - 12 else "middle"
-        said = f"{100 * tick:.0f}%" if share else _short(tick)
-        parts.append(_text(x(tick), place, said, anchor))
+        parts.append(_path("grid", f"M{x(tick)} {top}V{bottom}"))
+        parts.append(_text(x(tick), place, _short(tick, x.kind), anchor))
     return parts
 
 
-def _frame(x: Axis, y: Axis, labels: tuple[str, str]) -> list[Markup]:
-    """Return the grid, the ticks and the names of both axes."""
-    parts = _columns(x, TOP, BOTTOM, BOTTOM + 16, share=False)
-    for tick in y.ticks():
-        parts.append(tag("path", class_="grid", d=f"M{LEFT} {y(tick)}H{RIGHT}"))
-        said = f"{100 * tick:.0f}%" if y.kind == "share" else _short(tick)
-        parts.append(_text(LEFT - 6, y(tick) + 4, said, "end"))
-    parts.append(_text((LEFT + RIGHT) / 2, BOTTOM + 35, labels[0]))
-    turn = f"translate(11 {(TOP + BOTTOM) / 2}) rotate(-90)"
-    return [*parts, tag("text", labels[1], transform=turn, text_anchor="middle")]
-
-
-def _short(value: float) -> str:
+def _short(value: float, kind: str = "log") -> str:
     """Return a tick in few letters.
 
-    >>> _short(100.0), _short(1e6), _short(2e-12)
-    ('100', '10⁶', '2·10⁻¹²')
+    >>> _short(100.0), _short(1e6), _short(2e-12), _short(0.2, "share")
+    ('100', '10⁶', '2·10⁻¹²', '20%')
     """
+    if kind == "share":
+        return f"{100 * value:.0f}%"
     exponent = math.floor(math.log10(value) + 1e-9)
     first = round(value / 10.0**exponent)
     if 1e-2 <= value < 1e4 or not math.isclose(value, first * 10.0**exponent):
@@ -163,9 +154,15 @@ def lines(
     x = axis((p[0] for p in places), (LEFT, RIGHT), kinds[0])
     heights = [*(p[1] for p in places), *([] if level is None else [level])]
     y = axis(heights, (BOTTOM, TOP), kinds[1])
-    parts = _frame(x, y, axes)
+    parts = _columns(x, TOP, BOTTOM, BOTTOM + 16)
+    for tick in y.ticks():
+        parts.append(_path("grid", f"M{LEFT} {y(tick)}H{RIGHT}"))
+        parts.append(_text(LEFT - 6, y(tick) + 4, _short(tick, y.kind), "end"))
+    parts.append(_text((LEFT + RIGHT) / 2, BOTTOM + 35, axes[0]))
+    turn = f"translate(11 {(TOP + BOTTOM) / 2}) rotate(-90)"
+    parts.append(tag("text", axes[1], transform=turn, text_anchor="middle"))
     if level is not None:
-        parts.append(tag("path", class_="level", d=f"M{LEFT} {y(level)}H{RIGHT}"))
+        parts.append(_path("level", f"M{LEFT} {y(level)}H{RIGHT}"))
     for name, points in series.items():
         kind = style(name, names)
         if name in marks:
@@ -176,7 +173,7 @@ def lines(
             for a, b in points[1:]:
                 path += f"H{x(a)}V{y(b)}" if stairs else f"L{x(a)} {y(b)}"
             path += f"H{RIGHT}" if stairs else ""
-            parts.append(tag("path", class_=f"line {kind}", d=path))
+            parts.append(_path(f"line {kind}", path))
             for a, b in points if stairs else (points[0], points[-1]):
                 title = f"{name}: {percent(b)}% at {number(float(a))}" if stairs else ""
                 parts.append(_mark(kind, x(a), y(b), title))
@@ -191,14 +188,14 @@ def dots(
     left = 14 + min(8.6 * max(map(len, scores), default=0), 200)  # a phone's letters are larger
     values = [*(v for row in scores.values() for v in row.values()), chance]
     x = axis(values, (left, RIGHT), "share")
-    parts = _columns(x, 4, height - 24, height - 8, share=True)
-    parts.append(tag("path", class_="level", d=f"M{x(chance)} 4V{height - 24}"))
+    parts = _columns(x, 4, height - 24, height - 8)
+    parts.append(_path("level", f"M{x(chance)} 4V{height - 24}"))
     for row, (attack, by_model) in enumerate(scores.items()):
         y = 15 + 22 * row
         parts.append(_text(left - 8, y + 4, attack, "end"))
-        parts.append(tag("path", class_="grid", d=f"M{left} {y}H{RIGHT}"))
+        parts.append(_path("grid", f"M{left} {y}H{RIGHT}"))
         for name, value in by_model.items():
+            title = f"{attack} on {name}: {percent(value)}%"
             if math.isfinite(value):
-                title = f"{attack} on {name}: {percent(value)}%"
                 parts.append(_mark(style(name, names), x(value), y, title))
     return _svg(parts, label, height)

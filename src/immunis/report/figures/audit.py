@@ -7,7 +7,6 @@ from typing import Any
 
 from immunis.core.controls import CONTROL
 from immunis.core.records import Record
-from immunis.core.shapes import AuditFigures
 from immunis.report import query
 from immunis.report.format import number
 from immunis.report.style import canvas, legend, line, mark, rendered
@@ -72,16 +71,15 @@ def scores(record: Record, kind: str = "png") -> bytes:
 
 def advantage(record: Record, kind: str = "png") -> bytes:
     """Draw the share of the original's help that each attack keeps, with its interval."""
-    f: AuditFigures = record.figures
     names, looks = query.defended(record), _looks(record, mark)
-    figure = canvas(7.5, 1.0 + 0.32 * len(f["attacks"]))
+    attacks = list(record.figures["attacks"])
+    figure = canvas(7.5, 1.0 + 0.32 * len(attacks))
     axis = figure.subplots()
     most = 1.1
     for turn, name in enumerate(names):
         look = {**looks[name], "markersize": 4}
-        for place, rows in enumerate(f["attacks"].values()):
-            row = rows.get(name)
-            kept = row.get("residual_advantage") if row and row["status"] == "done" else None
+        for place, rows in enumerate(record.figures["attacks"].values()):
+            kept = rows.get(name, {}).get("residual_advantage")
             if not kept or math.isnan(kept["mean"]):
                 continue
             y = place + 0.6 * ((turn + 0.5) / len(names) - 0.5)
@@ -91,7 +89,7 @@ def advantage(record: Record, kind: str = "png") -> bytes:
             beyond = {"marker": ">"} if kept["mean"] > MOST else {}
             axis.plot([mean], [y], **(look | beyond))
             look["label"] = None
-    _rows(axis, list(f["attacks"]))
+    _rows(axis, attacks)
     axis.axvline(1.0, color="#555555", linestyle="--", linewidth=1)
     axis.set_xlim(-0.05, most + 0.05)
     axis.set_xlabel("residual advantage (arrows: above 2); dashed: all of the original's help")
