@@ -50,7 +50,7 @@ def test_every_bundled_recipe_is_valid(name):
         *(
             (
                 f"[data]\nsource = 'digits'\n[[audit.methods]]\nname = 'erase'\nlabel = '{label}'",
-                "name the audit's controls",
+                "text other than original",
             )
             for label in ("original", "untrained", "from scratch")
         ),

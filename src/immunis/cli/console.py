@@ -6,8 +6,8 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import rich.progress
@@ -26,17 +26,7 @@ from immunis.report.format import Table
 
 out, err = Console(), Console(stderr=True)
 held = ExitStack()  # output folders, until the command ends
-
-
-@dataclass
-class Manner:
-    """How much to say: ``quiet`` for the result's place alone, ``verbose`` for every stage."""
-
-    quiet: bool = False
-    verbose: bool = False
-
-
-manner = Manner()
+manner = SimpleNamespace(quiet=False, verbose=False)  # how much to say
 
 
 def say(line: str, style: str | None = None) -> None:
@@ -86,10 +76,8 @@ def show(table: Table, text: bool = False) -> None:
     """Print a table that has rows; with ``text``, cells are left-aligned and wrap."""
     if manner.quiet or not table.rows:
         return
-    padding = (0, 1) if text else 0
-    grid = rich.table.Table(
-        title=escape(printable(table.title)), title_justify="left", box=SIMPLE_HEAD, padding=padding
-    )
+    title, padding = escape(printable(table.title)), (0, 1) if text else 0
+    grid = rich.table.Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=padding)
     for index, column in enumerate(table.columns):
         longest = max(len(row[index]) for row in table.rows)
         grid.add_column(
@@ -115,19 +103,13 @@ def estimate(name: str, json: bool, call: Callable[[], Any]) -> None:
 
 
 def take(path: str | Path, kind: str = "") -> Path:
-    """Hold an output folder until the command ends: no other process may write to it.
-
-    Raises:
-        OutputError: if the folder is in use, or holds a record of another kind.
-    """
+    """Hold an output folder for this command; refuse one in use, or with another kind of record."""
     folder = held.enter_context(hold(path))
     with suppress(InputError):  # no record, or a damaged one: it is replaced
         found = Record.load(folder / "record.json").kind if kind else ""
         if found != kind:
-            raise OutputError(
-                f"output folder {folder} holds the record of {found!r}, which this would replace. "
-                "Give another --output."
-            )
+            told = f"holds the record of {found!r}, which this would replace"
+            raise OutputError(f"output folder {folder} {told}. Give another --output.")
     return folder
 
 
@@ -152,5 +134,5 @@ def finish(
 
 def where(*paths: Path) -> None:
     """Print where the result is; always the last line."""
-    line = "written: " + ", ".join(str(path) for path in paths)
+    line = f"written: {', '.join(map(str, paths))}"
     out.print(printable(line), soft_wrap=True, markup=False)

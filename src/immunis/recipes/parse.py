@@ -30,14 +30,9 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys(LIBRARIES, str),
 }
 MODEL = {**KINDS, "pretrained": bool, "checkpoint": str, "options": dict, "head": str}
-AUDIT = {
-    "attacks": str | Sequence[str],
-    "seeds": int,
-    "budget": int,
-    "trials": int,
-    "methods": Sequence[dict],
-    "space": dict,
-}
+COUNTS = ("seeds", "budget", "trials")
+AUDIT: dict[str, Any] = {"attacks": str | Sequence[str], "methods": Sequence[dict], "space": dict}
+AUDIT |= dict.fromkeys(COUNTS, int)
 RESERVED = (ORIGINAL, CONTROL, SCRATCH)
 NAME = re.compile(r"[\w+-][\w .+-]{0,99}")
 
@@ -48,12 +43,7 @@ def bundled() -> dict[str, Path]:
 
 
 def load_recipe(reference: str | Path) -> Recipe:
-    """Read and check a recipe: a path to a TOML file, or the name of a bundled one.
-
-    Raises:
-        InputError: if the file cannot be read.
-        SettingsError: if it is not TOML, or names something unknown.
-    """
+    """Read and check a recipe: a path to a TOML file, or the name of a bundled one."""
     path = bundled().get(str(reference), Path(reference))
     if not path.suffix and not path.exists():
         raise unknown("recipe", str(reference), bundled())
@@ -106,11 +96,9 @@ def check_recipe(values: Mapping[str, Any], path: Path) -> Recipe:
     seed, name = values.get("seed", 0), values.get("name", path.stem)
     for given in (seed, data.get("seed", 0)):
         whole(given, f"{where}: seed")
-    require(
-        isinstance(name, str) and NAME.fullmatch(name) is not None,
-        f"{where}: name={name!r} names a folder; use at most 100 letters, digits, spaces and any "
-        "of . _ + - (no leading dot).",
-    )
+    told = f"{where}: name={name!r} names a folder; use at most 100 letters, digits, spaces and any"
+    fits = isinstance(name, str) and NAME.fullmatch(name) is not None
+    require(fits, f"{told} of . _ + - (no leading dot).")
     recipe = Recipe(name, data, method, model, audit, pretrain, training, seed, path.parent)
     methods = [*([method] if method else []), *audit.get("methods", ())]
     for table in methods:
@@ -138,20 +126,15 @@ def _check_data(data: Mapping[str, Any], where: str) -> None:
 def _check_path(key: str, given: Any, where: str) -> None:
     """Raise ``SettingsError`` for a path out of its folder: a recipe may come from anybody."""
     if isinstance(given, str) and (Path(given).is_absolute() or ".." in Path(given).parts):
-        raise SettingsError(
-            f"{where}: {key}={given!r} leaves its folder. Use a path inside it, or give the folder "
-            "of the data with --data."
-        )
+        told = f"{where}: {key}={given!r} leaves its folder. "
+        raise SettingsError(f"{told}Use a path inside it, or give the folder of data with --data.")
 
 
 def _check_method(table: Mapping[str, Any], recipe: Recipe, where: str) -> None:
     settings = dict(table)
     label = settings.pop("label", "")
-    require(
-        isinstance(label, str) and label not in RESERVED,
-        f"{where}: label={label!r} of a method; expected text other than {', '.join(RESERVED)}, "
-        "which name the audit's controls.",
-    )
+    told = f"{where}: label={label!r} of a method; expected text other than {', '.join(RESERVED)}."
+    require(isinstance(label, str) and label not in RESERVED, told)
     own = settings.pop("training", {})
     require(isinstance(own, Mapping), f"{where}: training of a method must be a table of settings.")
     training = recipe.training_for(table)
@@ -166,5 +149,5 @@ def _check_audit(audit: Mapping[str, Any], where: str) -> None:
     for key, values in audit.get("space", {}).items():
         listed = isinstance(values, list) and len(values) > 0
         require(listed, f"{where}: [audit.space] {key} must be a list of values.")
-    for key in ("seeds", "budget", "trials"):
+    for key in COUNTS:
         whole(audit.get(key, 1), f"{where}: [audit] {key}", 1)

@@ -21,13 +21,13 @@ from immunis.attacks.search import need_optuna
 from immunis.audits.audit import Audit, audit
 from immunis.core.controls import ORIGINAL
 from immunis.core.distributed import rank
-from immunis.core.errors import InputError, RankWarning, SettingsError, unknown
+from immunis.core.errors import InputError, RankWarning, unknown
 from immunis.core.files import make_folder, write_bytes
 from immunis.core.hashing import key_of, state_digest
 from immunis.core.jobs import HERE, Run
 from immunis.core.progress import Progress, silent
 from immunis.core.records import Record
-from immunis.core.settings import build
+from immunis.core.settings import build, require
 from immunis.core.version import __version__
 from immunis.data.sources import Tasks
 from immunis.methods import get_method
@@ -60,14 +60,13 @@ def original(
     if recipe.pretrain is None:
         return model
     assert isinstance(model, nn.Module)
-    store = None if folder is None else make_folder(folder)
     precision = (hardware or Hardware()).precision
     data = tasks.primary.train.identity()
     key = key_of(__version__, recipe.model, recipe.pretrain, data, recipe.seed, precision)[:16]
-    path = None if store is None else store / f"original-{key}.safetensors"
+    path = None if folder is None else make_folder(folder) / f"original-{key}.safetensors"
+    place = None if path is None else path.with_name(f"pretraining-{key}")
     if _load_kept(model, path):
         return model
-    place = None if store is None else store / f"pretraining-{key}"
     result = fit(
         recipe.cut(model, tasks.primary),
         supervised_only(),
@@ -99,10 +98,8 @@ def measure_recipe(
     """
     hardware = hardware or Hardware()
     if not recipe.is_network:
-        if recipe.data["source"] == "images":
-            raise SettingsError(
-                f"{recipe.name} reads images, whose pixels say little: name a network in [model]."
-            )
+        told = f"{recipe.name} reads images, whose pixels say little: name a network in [model]."
+        require(recipe.data["source"] != "images", told)
         _check_used(hardware, "inputs are measured as they are", "name a network in [model]")
         return measure(tasks.primary, tasks.harmful)
     if recipe.pretrain is None:
@@ -138,11 +135,9 @@ def immunize_recipe(
 
 def _check_used(hardware: Hardware, why: str, remedy: str) -> None:
     """Raise ``SettingsError`` if hardware is asked for where nothing is trained on it."""
-    if hardware not in (Hardware(), Hardware(device="auto")):
-        raise SettingsError(
-            "--device, --devices, --nodes, --strategy, --precision and --compile are for networks, "
-            f"and here {why}. Leave them out, or {remedy}."
-        )
+    told = "--device, --devices, --nodes, --strategy, --precision and --compile are for networks"
+    unused = hardware in (Hardware(), Hardware(device="auto"))
+    require(unused, f"{told}, and here {why}. Leave them out, or {remedy}.")
 
 
 def rehearse(recipe: Recipe, tables: Iterable[Table], tasks: Tasks) -> None:
@@ -201,12 +196,11 @@ def variants(
         return defended(recipe, table, model, tasks, progress=progress), []
     assert isinstance(model, nn.Module)
     store = None if folder is None else make_folder(folder)
-    data = tasks.primary.train.identity(), tasks.harmful.train.identity()
-    given = training, dict(table)
+    given = (*(t.train.identity() for t in (tasks.primary, tasks.harmful)), training, dict(table))
     after = state_digest(model), (hardware or Hardware()).precision
     found, told = list[nn.Module](), list[Any]()
     for seed in range(recipe.seed, recipe.seed + seeds):
-        key = key_of(__version__, *data, *given, seed, *after)[:16]
+        key = key_of(__version__, *given, seed, *after)[:16]
         path = None if store is None else store / f"{table['name']}-{seed}-{key}.safetensors"
         fresh, record = copy.deepcopy(model), None
         if path is not None and _load_kept(fresh, path):

@@ -147,10 +147,8 @@ def _read_layer(path: Path) -> nn.Linear:
     tensors = read_tensors(path)
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if weight is None or weight.ndim != 2:
-        raise InputError(
-            f"{path} holds {', '.join(tensors) or 'nothing'}; expected 'weight' (out×in) and "
-            "optionally 'bias', as in nn.Linear.state_dict()."
-        )
+        told = f"{path} holds {', '.join(tensors) or 'nothing'}"
+        raise InputError(f"{told}; expected 'weight' (out×in) and perhaps 'bias' of nn.Linear.")
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, dtype=weight.dtype)
     layer.load_state_dict({k: v for k, v in tensors.items() if k in ("weight", "bias")})
     return layer

@@ -139,10 +139,8 @@ def restore(run: TrainingRun, path: Path, mark: Mapping[str, str]) -> None:
         told = f"{len(wrong)} tensors differ in name or shape, among them {wrong[0]}"
         raise InputError(f"checkpoint {path} belongs to another model: {told}.")
     if apart := differing(state["run"], mark):
-        raise InputError(
-            f"checkpoint {path} belongs to another run, which differs in: {', '.join(apart)}. Use "
-            "the same settings, or another folder."
-        )
+        told = f"checkpoint {path} belongs to another run, which differs in: {', '.join(apart)}."
+        raise InputError(f"{told} Use the same settings, or another folder.")
     set_model_state_dict(run.model, versioned(run.model, state["model"]), options=_FULL)
     set_optimizer_state_dict(run.model, run.optimizer.optimizer, state["optimizer"], options=_FULL)
     run.step, run.history, run.best = state["step"], state["history"], state["best"]

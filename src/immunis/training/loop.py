@@ -142,10 +142,8 @@ def _check_processes(run: TrainingRun, mark: dict[str, str]) -> None:
     """Refuse processes that were given different models, settings or data."""
     classes = {f"classes of {s.task.name}": s.task.outputs for s in run.streams}
     if differ := differing_across_processes({**mark, **classes}):
-        raise InputError(
-            f"the processes of this run differ in: {', '.join(differ)}. Give all of them the same "
-            "model, settings and data; each takes its own share of the rows."
-        )
+        told = f"the processes of this run differ in: {', '.join(differ)}. "
+        raise InputError(f"{told}Give all of them the same model, settings and data.")
 
 
 def _check_finite(run: TrainingRun, values: dict[str, float], norm: float) -> None:

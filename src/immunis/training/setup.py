@@ -152,11 +152,9 @@ def _check(cut: Cut, primary: Task, harmful: Task | None, training: Training) ->
     layer = cut.head_layer
     if layer is not None and layer.out_features != primary.outputs:
         width = layer.out_features
+        told = f"head {cut.head!r} has {width} outputs, {primary.name} has {primary.outputs}; they "
         hint = f" If its labels are some of the head's, say Task(..., classes={width})."
-        raise InputError(
-            f"head {cut.head!r} has {width} outputs, {primary.name} has {primary.outputs}; they "
-            f"must agree.{hint if width > primary.outputs else ''}"
-        )
+        raise InputError(f"{told}must agree.{hint if width > primary.outputs else ''}")
     if training.mix and (harmful is None or not harmful.train.first(1).is_floating_point()):
         came = "there is none" if harmful is None else f"{harmful.name} holds whole numbers"
         raise SettingsError(f"mix averages inputs of the harmful task, and {came}: leave it out.")

@@ -152,10 +152,8 @@ def balanced_weights(run: TrainingRun, rows: Rows) -> dict[str, float]:
     for name in balanced:
         size = pull(name)
         if not (math.isfinite(size) and math.isfinite(base)):
-            raise NumericalError(
-                f"the gradient of {name} or of the primary loss is not finite at the start. Check "
-                "the model's weights and the scale of its inputs."
-            )
+            told = f"the gradient of {name} or of the primary loss is not finite at the start. "
+            raise NumericalError(f"{told}Check the model's weights and the scale of its inputs.")
         found[name] = goal.multiples.get(name, 1.0) * base / size if size > 0 else 0.0
         if not size:
             run.note(f"{name} has no gradient at the start and is left out: give it a weight.")

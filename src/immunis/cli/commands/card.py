@@ -19,8 +19,7 @@ def card(
         typer.Option(
             "--output",
             "-o",
-            help="An .html file, or an .md file for a Hugging Face model card; default: card.html "
-            "beside the first record.",
+            help="An .html or .md file; default: card.html beside the first record.",
         ),
     ] = None,
 ) -> None:
