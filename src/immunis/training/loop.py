@@ -106,7 +106,9 @@ def fit(
 
             steps.clear(run)
             attacked = steps.attack(run, rows)
-            terms = steps.add_gradient(run, rows, objective.terms, run.weights)
+            outputs = steps.forward(run, rows)
+            loss, terms = steps.loss_of(outputs.view, objective.terms, run.weights)
+            steps.backward(run, loss, outputs)
             norm = fabric.clip_gradients(
                 run.student, optimizer, max_norm=training.clip or math.inf, error_if_nonfinite=False
             )

@@ -1,4 +1,10 @@
-"""One step: forward passes, weighted loss, exact accumulation, the simulated attacker."""
+"""One step: forward passes, weighted loss, exact accumulation, the simulated attacker.
+
+Terms of a Gram matrix are not means over samples, so plain accumulation would be wrong. With
+``accumulate`` > 1, ``forward`` runs all parts of the batch without gradient and joins the answers;
+the loss is taken on the joined batch; ``backward`` runs each part again and sends the loss's
+gradient through it. The result is exact.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +38,15 @@ class Rows:
     recalled: Tensor | None = None
 
 
+@dataclass
+class Outputs:
+    """What an objective sees, and what ``backward`` needs to run the parts of a batch again."""
+
+    view: View
+    leaves: Answers
+    run_part: Callable[[int], Answers] | None = None
+
+
 def draw(run: TrainingRun, step: int, primary: Batch, harmful: Batch | None) -> Rows:
     """Seed a step by its number (and process); return its batches, augmented and mixed."""
     seed, training = 1_000_003 * run.seed + step, run.training
@@ -48,29 +63,14 @@ def draw(run: TrainingRun, step: int, primary: Batch, harmful: Batch | None) -> 
     return Rows(primary, mixed(inputs, targets, generator) if training.mix else (inputs, targets))
 
 
-def add_gradient(
-    run: TrainingRun,
-    rows: Rows,
-    terms_of: Callable[[View], Terms],
-    weights: Mapping[str, float],
-    primary: bool = True,
-) -> Terms:
-    """Add the gradient of ``Σ weight·term`` to ``.grad``; return the terms with a weight.
-
-    Only harmful rows are used unless ``primary``. Terms of a Gram matrix are not means over
-    samples, so plain accumulation would be wrong. With ``accumulate`` > 1, all parts run without
-    gradient, the loss is taken on the joined answers, and each part runs again to carry the loss's
-    gradient. The result is exact.
-    """
+def forward(run: TrainingRun, rows: Rows, primary: bool = True) -> Outputs:
+    """Run the student on a step's rows, or on the harmful rows alone."""
     pair = (rows.primary if primary else None), rows.harmful
     asked = _asked(run, rows, pair)
     count, device = run.training.accumulate, run.fabric.device
     if count == 1:
         answers = _answers(run, pair, sum(map(len, asked)) if run.joint else None)
-        loss, terms = _loss(_view(run, rows, pair, asked, answers), terms_of, weights)
-        run.fabric.backward(loss)
-        return terms
-
+        return Outputs(_view(run, rows, pair, asked, answers), answers)
     base = torch.initial_seed()
 
     def part(batch: Batch | None, index: int) -> Batch | None:
@@ -87,30 +87,52 @@ def add_gradient(
     with torch.no_grad():
         found = [run_part(index) for index in range(count)]
     leaves = {key: torch.cat([one[key] for one in found]).requires_grad_() for key in found[0]}
-    loss, terms = _loss(_view(run, rows, pair, asked, leaves), terms_of, weights)
-    loss.backward()
-    begin = dict.fromkeys(leaves, 0)
-    for index in range(count):
-        waits = index < count - 1 and world() > 1
-        with run.fabric.no_backward_sync(run.student, enabled=waits):
-            total = torch.zeros((), device=device)
-            for key, answer in run_part(index).items():
-                gradient, end = leaves[key].grad, begin[key] + len(answer)
-                if gradient is not None:
-                    total = total + (answer * gradient[begin[key] : end].to(answer)).sum()
-                begin[key] = end
-            run.fabric.backward(total)
-    return terms
+    return Outputs(_view(run, rows, pair, asked, leaves), leaves, run_part)
 
 
-def _loss(
+def loss_of(
     view: View, terms_of: Callable[[View], Terms], weights: Mapping[str, float]
 ) -> tuple[Tensor, Terms]:
+    """Return ``Σ weight·term`` over the terms with a weight, and those terms."""
     terms = {name: term for name, term in terms_of(view).items() if weights.get(name, 0.0)}
     total = 0.0 * view.logits.sum()  # every parameter takes part, as DDP expects
     for name, term in terms.items():
         total = total + weights[name] * term.to(total)
     return total, {name: term.detach() for name, term in terms.items()}
+
+
+def backward(run: TrainingRun, loss: Tensor, outputs: Outputs) -> None:
+    """Add the gradient of the loss to ``.grad``."""
+    if outputs.run_part is None:
+        run.fabric.backward(loss)
+        return
+    loss.backward()
+    leaves, count = outputs.leaves, run.training.accumulate
+    begin = dict.fromkeys(leaves, 0)
+    for index in range(count):
+        waits = index < count - 1 and world() > 1
+        with run.fabric.no_backward_sync(run.student, enabled=waits):
+            total = torch.zeros((), device=run.fabric.device)
+            for key, answer in outputs.run_part(index).items():
+                gradient, end = leaves[key].grad, begin[key] + len(answer)
+                if gradient is not None:
+                    total = total + (answer * gradient[begin[key] : end].to(answer)).sum()
+                begin[key] = end
+            run.fabric.backward(total)
+
+
+def add_gradient(
+    run: TrainingRun,
+    rows: Rows,
+    terms_of: Callable[[View], Terms],
+    weights: Mapping[str, float],
+    primary: bool = True,
+) -> Terms:
+    """Run forward pass, loss and backward pass; return the terms."""
+    outputs = forward(run, rows, primary)
+    loss, terms = loss_of(outputs.view, terms_of, weights)
+    backward(run, loss, outputs)
+    return terms
 
 
 def values_of(terms: Terms) -> dict[str, float]:
