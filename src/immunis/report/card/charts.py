@@ -79,7 +79,7 @@ def tag(name: str, *inside: str, **attributes: object) -> Markup:
     pairs = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
     given = Markup("").join(Markup(' {}="{}"').format(*pair) for pair in pairs.items())
     content = Markup("").join(inside)
-    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), given, content)
+    return Markup("<{0}{1}>{2}</{0}>").format(name, given, content)
 
 
 def legend(shown: Sequence[str], names: Sequence[str], broken: Collection[str] = ()) -> Markup:
