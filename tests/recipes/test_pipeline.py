@@ -191,7 +191,7 @@ class Odd(nn.Module):
 
 
 def test_a_state_of_more_than_tensors_is_refused_and_overlapping_ones_are_written():
-    with pytest.raises(InputError, match=r"state holds a dict \(_extra_state\)"):
+    with pytest.raises(InputError, match=r"holds a dict \(_extra_state\)"):
         weights(Odd({"seen": [3, None]}))
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), Odd({"seen": [3, None]}))
     model[3].layer = nn.Linear(8, 4)
