@@ -144,8 +144,10 @@ def _check_processes(run: TrainingRun, mark: dict[str, str]) -> None:
     """Refuse processes that were given different models, settings or data."""
     classes = {f"classes of {s.task.name}": s.task.outputs for s in run.streams}
     if differ := differing_across_processes({**mark, **classes}):
-        told = f"the processes of this run differ in: {', '.join(differ)}. "
-        raise InputError(f"{told}Give all of them the same model, settings and data.")
+        raise InputError(
+            f"the processes of this run differ in: {', '.join(differ)}. Give all of them the same "
+            "model, settings and data; each takes its own share of the rows."
+        )
 
 
 def _check_finite(run: TrainingRun, values: dict[str, float], norm: float) -> None:
@@ -161,7 +163,10 @@ def _diverged(step: int, what: str, kept: Path | None) -> str:
     told = f"training diverged at step {step}: {what.rstrip('.')}. Lower the rate, the weights or "
     told += "clip, and start afresh."
     if kept is not None and kept.exists():
-        told += f" The last good checkpoint is {kept}; immunis.training.checkpoint.read reads it."
+        told += (
+            f" The last good checkpoint is {kept}; immunis.training.checkpoint.read(path)['model'] "
+            "is its state_dict. Resuming needs the same settings."
+        )
     return told
 
 

@@ -205,7 +205,8 @@ def doubts(figures: Figures, start: Figures) -> list[str]:
     if not reads(start):
         found.append(
             f"before training a probe reads {start['probe']:.1%} of the held-out harmful rows, the "
-            f"best constant {chance:.1%}: too few rows to judge by. Raise harmful_held_out."
+            f"best constant {chance:.1%}: too few rows to judge by. Raise harmful_held_out "
+            "(or held_out), or give more harmful data."
         )
     held, trained = figures["probe_held"], figures["probe_trained"]
     once = start["probe_held"], start["probe_trained"]
