@@ -1,12 +1,16 @@
+import json
 import operator
+import shutil
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
+from helpers import faulty
 from immunis import InputError, SettingsError
-from immunis.core.hashing import key_of
+from immunis.core.files import key_of
 from immunis.core.jobs import Job, Run, sweep
 
 
@@ -49,3 +53,27 @@ def test_a_cluster_without_ray_is_said(monkeypatch):
 def test_a_run_that_cannot_be_is_refused(bad):
     with pytest.raises(SettingsError, match="worker"):
         sweep({}, bad)
+
+
+def test_results_in_each_others_place_are_said_and_made_again(tmp_path):
+    jobs = {"a": Job(faulty.square, (2,)), "b": Job(faulty.square, (3,))}
+    found = sweep(jobs, Run(folder=tmp_path))
+    shutil.copy(tmp_path / "b.json", tmp_path / "a.json")
+    with pytest.warns(UserWarning, match=r"a\.json belongs to another job. The job runs again"):
+        assert sweep(jobs, Run(folder=tmp_path)) == found
+
+
+@pytest.mark.parametrize("key", ["../../escaped", "/tmp/a", "a/b", "", ".", "a\0b", "x" * 101])
+def test_a_job_key_that_is_no_plain_word_is_refused(tmp_path, key):
+    with pytest.raises(SettingsError, match="job key .*expected up to 100 letters"):
+        sweep({key: Job(faulty.square, (2,))}, Run(folder=tmp_path / "jobs"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_special_floats_of_a_job_are_strict_json_and_come_back(tmp_path):
+    jobs = {"a": Job(float, ("inf",)), "b": Job(float, ("nan",))}
+    for _ in range(2):
+        found = sweep(jobs, Run(folder=tmp_path))
+        assert found["a"] == np.inf and np.isnan(found["b"])
+    strict = json.loads((tmp_path / "b.json").read_text(), parse_constant=pytest.fail)
+    assert strict["result"] == "NaN"

@@ -1,14 +1,16 @@
 import json
 import math
 import os
+import re
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 
+from helpers import ROOT
 from immunis import InputError, OutputError, Record
-from immunis.core.files import make_folder, write_text
+from immunis.core.files import make_folder, sealed, write_text
 from immunis.core.records import SCHEMA
 from immunis.report.card import render
 
@@ -46,7 +48,7 @@ def test_the_file_is_plain_json_with_provenance(tmp_path):
 )
 def test_other_files_are_refused(tmp_path, text, says):
     path = tmp_path / "r.json"
-    path.write_text(text)
+    path.write_text(sealed(json.loads(text)) if text.startswith('{"') else text)
     with pytest.raises(InputError, match=says):
         Record.load(path)
 
@@ -81,3 +83,35 @@ def test_records_of_every_schema_still_load():
         assert record.figures["rir"]["value"] == pytest.approx(3.58395, rel=1e-5)
         assert "frontier" in render(record)
         assert record.digest() == Record(**vars(record)).digest()
+
+
+def test_records_from_before_checksums_load_with_a_warning(tmp_path):
+    early = Path(__file__).with_name("record-without-checksum.json")  # one that version 0.1 wrote
+    with pytest.warns(UserWarning, match="written before checksums"):
+        record = Record.load(early)
+    values = json.loads(early.read_text())
+    assert record.created < "2026-11-15T10:41:18"
+    assert json.loads(record.to_json()) == values
+    (tmp_path / "r.json").write_text(json.dumps({**values, "created": "2026-11-15T10:41:18"}))
+    with pytest.raises(InputError, match="has no checksum"):
+        Record.load(tmp_path / "r.json")
+
+
+def test_reproductions_of_version_0_1_are_refused_with_the_reason(tmp_path):
+    early = sealed({**sample().to_dict(), "kind": "reproduce", "created": "2026-11-15T09:26:10"})
+    (tmp_path / "r.json").write_text(early)
+    with pytest.raises(InputError, match="version 0.1, whose loop was not the released one"):
+        Record.load(tmp_path / "r.json")
+
+
+def test_a_record_of_a_source_tree_names_its_commit():
+    if not (ROOT / ".git").exists():
+        pytest.skip("no source tree of git")
+    assert re.fullmatch(r"[0-9a-f]{40}\+?", str(sample().commit))
+
+
+def test_a_saved_record_is_json_with_its_digest(tmp_path):
+    record = Record("bench", "x", {"nan": float("nan")})
+    values = json.loads(record.save(tmp_path / "r.json").read_text())
+    assert values.pop("checksum") == record.digest() == Record.load(tmp_path / "r.json").digest()
+    assert values == record.to_dict()

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 MOST = 60  # names that an error lists
+MEANT = {"gpu": "cuda"}  # by other names
 
 
 class ImmunisError(Exception):
@@ -36,6 +37,14 @@ class LostProcessError(ImmunisError, RuntimeError):
     """Another process of a distributed run has ended before its time."""
 
 
+class LostPrimaryWarning(UserWarning):
+    """A defended model lost more of its primary score than it may."""
+
+
+class ScaleWarning(UserWarning):
+    """Columns differ so much in scale that linear figures show the largest alone."""
+
+
 class RankWarning(UserWarning):
     """A Gram matrix is rank-deficient, so its figures describe a subspace only."""
 
@@ -47,7 +56,12 @@ def unknown(kind: str, name: str, known: Iterable[object]) -> SettingsError:
     unknown method 'frontir': did you mean 'frontier'? Known: condition, frontier
     """
     known = sorted(map(str, known))
-    close = difflib.get_close_matches(str(name), known, n=1 if len(known) <= MOST else 5)
+    meant = MEANT.get(str(name).lower())
+    close = (
+        [meant]
+        if meant in known
+        else difflib.get_close_matches(str(name), known, n=1 if len(known) <= MOST else 5)
+    )
     hint = f": did you mean {' or '.join(map(repr, close))}?" if close else "."
     more = f", ... ({len(known)} in all)" if len(known) > MOST else ""
     listed = ", ".join(known[:MOST]) or "none"

@@ -1,58 +1,120 @@
-"""Files that are complete or absent: atomic writes, checksums, one writer per folder.
+"""Files: written whole or not at all, with their hashes, and checked before they are read.
 
 Files that immunis reads again (records, finished jobs, checkpoints, kept networks) carry their
-SHA-256 inside. Files of one release (weights, record, card) are staged, then moved into place
-together, with a ``SHA256SUMS`` that ``sha256sum -c`` understands.
+SHA-256 inside.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-import shutil
-import socket
+import re
+import stat
 import tempfile
-import time
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
-from filelock import FileLock, Timeout
-
-from immunis.core.distributed import first
 from immunis.core.errors import InputError, OutputError
 
-SUMS = "SHA256SUMS"
-STAGE = ".staged"
-LOCK = ".lock"
-SCRAP, OLD = ".immunis-", 3600.0  # prefix of unfinished files, and seconds until they are removed
+T = TypeVar("T")
+MOST_TEXT = 1 << 20  # bytes of a small text, such as a README
+MOST_BYTES, MOST_RATIO = 1 << 30, 100  # a packed file may unpack to the larger of the two
+DEEPEST = 100  # lists and objects in one another, in JSON that is read; more ends the recursion
+SCRAP, UNFINISHED = ".immunis-", ".unfinished"  # how the name of an unfinished file begins and ends
+SCRAPS = re.compile(rf"{re.escape(SCRAP)}[a-z0-9_]{{8}}{re.escape(UNFINISHED)}")
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """Open a file for reading; never wait for a pipe, never read a device without end.
+
+    Raises:
+        OSError: for what cannot be opened, or is no regular file.
+    """
+    kind = os.stat(path).st_mode
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
+    return open(path, "rb")
+
+
+def read_text(path: str | Path, most: int = MOST_TEXT) -> str:
+    """Return the UTF-8 text of a regular file of at most so many bytes.
+
+    Raises:
+        OSError: for what cannot be read, is no regular file, or is larger.
+        UnicodeDecodeError: if it is not UTF-8.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has over {most:,} bytes", str(path))
+        return file.read().decode().replace("\r\n", "\n")
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Return what a small JSON file holds.
+
+    Raises:
+        InputError: if it cannot be read, or holds something else than ``kind``.
+    """
+    try:
+        found = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(found, kind):
+        came = f"{path} holds a {type(found).__name__}"
+        raise InputError(f"{came}; expected a {kind.__name__}, as the library writes it.")
+    return found
+
+
+def check_file(path: Path, sha256: str) -> None:
+    """Raise ``InputError`` unless a file hashes to ``sha256``."""
+    try:
+        with open_regular(path) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}.") from error
+    if found != sha256.lower():
+        raise InputError(
+            f"{path} has SHA-256 {found}; expected {sha256}. The file is another version or was "
+            "damaged: fetch it again, or give its own hash."
+        )
 
 
 def make_folder(path: str | Path) -> Path:
     """Create an output folder and prove that it can be written to."""
     folder = Path(path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for place in (*reversed(folder.parents), folder):  # parents=True recurses
+            place.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, ValueError) as error:  # a ValueError: the path holds a NUL character
         raise OutputError(
-            f"cannot write to output folder {folder}: {getattr(error, 'strerror', error)}. "
+            f"cannot write to output folder {folder}: {_reason(error)} "
             "Choose another with --output, or change its permissions."
         ) from error
     return folder
 
 
 @contextmanager
-def _reported(what: str) -> Iterator[None]:
+def reported(what: str) -> Iterator[None]:
     """Raise ``OutputError`` ("cannot ...") in place of an error of the operating system."""
     try:
         yield
     except OSError as error:
-        raise OutputError(f"cannot {what}: {error.strerror}.") from error
+        raise OutputError(f"cannot {what}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return why the operating system refused, and what to do about a full disk."""
+    advice = " Free some space." if getattr(error, "errno", None) == errno.ENOSPC else ""
+    return f"{getattr(error, 'strerror', error)}.{advice}"
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -63,8 +125,8 @@ def write_text(path: str | Path, text: str) -> Path:
 def write_bytes(path: str | Path, *parts: bytes | memoryview) -> Path:
     """Write a file, given in one part or several, under a temporary name, then rename it."""
     path = Path(path)
-    with _reported(f"write {path}"):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=SCRAP)
+    with reported(f"write {path}"):
+        handle, name = tempfile.mkstemp(UNFINISHED, SCRAP, path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.writelines(parts)
@@ -72,14 +134,14 @@ def write_bytes(path: str | Path, *parts: bytes | memoryview) -> Path:
                 os.fsync(file.fileno())
             os.chmod(name, 0o644)
             os.replace(name, path)
-            _sync(path.parent)
+            sync(path.parent)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
     return path
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Make a rename survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -94,28 +156,47 @@ def checksum(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
+def key_of(*parts: Any) -> str:
+    """Return a stable name for a result: the hash of everything that decides it."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
 def sealed(values: Mapping[str, Any]) -> str:
     """Return plain JSON values as text, with their checksum."""
     whole = {**values, "checksum": checksum(values)}
     return json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def unsealed(path: str | Path, what: str) -> dict[str, Any]:
-    """Read values that ``sealed`` made text of; a file without a checksum is read too.
+def unsealed(path: str | Path, what: str, since: str = "") -> dict[str, Any]:
+    """Read values that ``sealed`` made text of.
+
+    Values that name a time before ``since`` as ``created`` need no checksum, and a warning says so.
 
     Raises:
-        InputError: if the file is missing, damaged, or not a JSON object.
+        InputError: if the file is missing, damaged, without its checksum, or not a JSON object.
     """
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = json.loads(read_text(path, MOST_BYTES))
     except OSError as error:
         raise InputError(f"cannot read {what} {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON ({error}); expected a {what}.") from error
     if not isinstance(values, dict):
         raise InputError(f"{path} holds a {type(values).__name__}; it is not an immunis {what}.")
-    expected = values.pop("checksum", None)
-    if expected is not None and expected != checksum(values):
+    level: list[Any] = [values]
+    for _ in range(DEEPEST):
+        parts = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for part in parts for item in part if isinstance(item, dict | list)]
+    if level:
+        raise InputError(f"{path} is nested deeper than {DEEPEST}; no {what} of immunis is.")
+    if "checksum" not in values:
+        if str(values.get("created", since)) >= since:
+            raise InputError(f"{path} has no checksum; expected a {what}, as immunis wrote it.")
+        told = f"{path} was written before checksums (version 0.1): edits would not show"
+        warnings.warn(f"{told}.", stacklevel=3)
+        return values
+    if values.pop("checksum") != checksum(values):
         raise InputError(
             f"{what} {path} does not match its checksum: it was damaged or edited after it was "
             "written. Fetch it again, or make it again."
@@ -133,104 +214,18 @@ def check_stored(file: BinaryIO) -> None:
             raise ValueError(f"its archive is damaged ({error})") from error
         packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
         if packed or sum(entry.file_size for entry in entries) > size:
-            raise ValueError("its entries are packed, which torch.save never does: a bomb?")
+            raise ValueError(
+                "its entries are packed, which torch.save never does; it may be a bomb"
+            )
     file.seek(0)
 
 
-def release(folder: str | Path, files: Mapping[str, bytes | str]) -> list[Path]:
-    """Write several files, all of them or none, with their checksums; return their paths.
-
-    They are staged first. Once all are staged the release counts: if it is cut short after that,
-    the next call of ``settle`` finishes it.
-    """
-    place = make_folder(folder)
-    settle(place)
-    stage = place / STAGE
-    try:
-        with _reported(f"write to {place}"):
-            stage.mkdir()
-        sums = _sums(place)
-        for name, content in files.items():
-            raw = content.encode() if isinstance(content, str) else content
-            sums[name] = hashlib.sha256(raw).hexdigest()
-            write_bytes(stage / name, raw)
-        lines = "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
-        write_text(stage / SUMS, lines)
-    except BaseException:
-        shutil.rmtree(stage, ignore_errors=True)
-        raise
-    settle(place)
-    return [place / name for name in files]
-
-
-def publish(path: str | Path, text: str) -> Path:
-    """Write one text file; in the folder of a release, update its checksum too."""
-    path = Path(path)
-    if not (path.parent / SUMS).exists():
-        return write_text(path, text)
-    with hold(path.parent) as folder:
-        return release(folder, {path.name: text})[0]
-
-
-def settle(folder: Path) -> None:
-    """Finish a release that was cut short after all was staged; drop one that was not."""
-    stage = folder / STAGE
-    if not stage.is_dir() or stage.is_symlink():
-        return
-    with _reported(f"finish writing to {folder}"):
-        if (stage / SUMS).exists():
-            for path in [*(p for p in stage.iterdir() if p.name != SUMS), stage / SUMS]:
-                os.replace(path, folder / path.name)
-            _sync(folder)
-        shutil.rmtree(stage)
-
-
-def _sums(folder: Path) -> dict[str, str]:
-    """Return the checksums that a folder already holds, by file name."""
-    with suppress(OSError, ValueError):
-        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
-        return {name: value for value, name in (line.split("  ", 1) for line in lines)}
-    return {}
-
-
-@contextmanager
-def hold(path: str | Path) -> Iterator[Path]:
-    """Be the only process that writes to a folder; settle and clean up what an earlier one left.
-
-    The operating system holds the lock, so it ends with its process, however that ends. In a
-    distributed run the first process holds it. A folder made for the lock goes if it stays empty.
-
-    Raises:
-        OutputError: if another process holds the folder; the message names that process.
-    """
-    folder = Path(path)
-    if not first():
-        yield folder
-        return
-    made = [p for p in (folder, *folder.parents) if not os.path.exists(p)]
-    lock, note = FileLock(make_folder(folder) / LOCK), folder / LOCK
-    with _reported(f"lock output folder {folder}"):
-        try:
-            lock.acquire(timeout=0.2)  # longer than a holder needs between unlink and release
-        except Timeout as error:
-            owner = "another process"
-            with suppress(OSError):
-                owner = note.read_text(errors="replace")[:200].strip() or owner
-            raise OutputError(
-                f"output folder {folder} is in use by {owner}. Wait until it ends, or choose "
-                "another folder with --output."
-            ) from error
-        note.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
-    try:
-        settle(folder)
-        for scrap in folder.rglob(f"{SCRAP}*"):  # of processes that were killed while writing
-            with suppress(OSError):
-                if scrap.stat().st_mtime < time.time() - OLD:
-                    scrap.unlink()
-        yield folder
-    finally:
-        note.unlink(missing_ok=True)
-        lock.release()
-        with suppress(OSError):  # not empty: it holds results
-            for place in made:
-                place.rmdir()
+def check_unpacked(path: Path, size: int) -> None:
+    """Refuse a file that unpacks to far more than its own size, before it fills the memory."""
+    packed = path.stat().st_size
+    most = max(MOST_BYTES, MOST_RATIO * packed)
+    if size > most:
+        raise InputError(
+            f"{path} unpacks to {size:,} bytes or more from {packed:,}; at most {most:,} are "
+            "accepted. If it is yours, save it unpacked."
+        )

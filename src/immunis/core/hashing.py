@@ -1,9 +1,8 @@
-"""Hashes: of what decides a result, and of a model's state to the bit."""
+"""Hashes of models: names, types, shapes and every bit."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from immunis.core.errors import InputError
-
-
-def key_of(*parts: Any) -> str:
-    """Return a stable name for a result: the hash of everything that decides it."""
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def state_digest(model: nn.Module) -> str:

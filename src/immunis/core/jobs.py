@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from immunis.core.errors import InputError, SettingsError
+from immunis.core.extras import need
 from immunis.core.files import make_folder, sealed, unsealed, write_text
-from immunis.core.progress import Progress, silent
 from immunis.core.records import plain
 from immunis.core.settings import build, whole
 from immunis.core.shape_check import special
+from immunis.core.state import one_thread, quiet
 
+Progress = Callable[[str, float], None]  # what was done, and the share of the whole in [0, 1]
+POLL = 0.5  # seconds between two looks of a worker at its parent
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+def silent(what: str, share: float) -> None:
+    """Report nothing."""
 
 
 @dataclass(frozen=True)
@@ -99,25 +106,18 @@ def sweep(
         found = _on_ray(run.cluster, todo)
     else:
         found = _parallel(run.workers, todo) if run.workers > 1 else map(_run, todo.items())
-    with warnings.catch_warnings():  # joblib replaces a worker that grew by 300 MB
-        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
+    with quiet(message="A worker stopped while some jobs were given"):  # one that grew by 300 MB
         for key, result in found:
             results[key] = result
             if store is not None and lasting(result):
-                write_text(store / f"{key}.json", sealed(plain({"key": key, "result": result})))
+                write_text(kept_at(store, key), sealed(plain({"key": key, "result": result})))
             run.progress(jobs[key].label, len(results) / len(jobs))
     return {key: results[key] for key in jobs}
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread of torch, so that results do not depend on the number of cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def kept_at(folder: str | Path, key: str) -> Path:
+    """Return where a folder keeps the result of a finished job."""
+    return Path(folder) / f"{key}.json"
 
 
 def _run(item: tuple[str, Job]) -> tuple[str, Any]:
@@ -139,7 +139,7 @@ def _finished(
     """Return the lasting results of an earlier sweep; warn of damaged ones."""
     found = {}
     for key in jobs:
-        path = store / f"{key}.json"
+        path = kept_at(store, key)
         if not path.exists():
             continue
         try:
@@ -159,8 +159,23 @@ def _parallel(workers: int, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]
     """Run jobs in processes of this machine."""
     from joblib import Parallel, delayed
 
-    pool = Parallel(workers, return_as="generator_unordered", batch_size=1)
+    start = {"initializer": _end_with, "initargs": (os.getpid(),)}
+    pool = Parallel(workers, "loky", return_as="generator_unordered", batch_size=1, **start)
     yield from pool(delayed(_run)(item) for item in jobs.items())
+
+
+def _end_with(parent: int) -> None:
+    """End this worker when its parent dies, however that dies: joblib would let it wait for work.
+
+    Its tracker then frees the semaphores and arrays that they shared.
+    """
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 def _on_ray(address: str, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
@@ -169,10 +184,7 @@ def _on_ray(address: str, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
     Plain tasks run again when their machine is lost, and each result arrives when it is done.
     ``ray.util.joblib`` has neither: it returns all results at the end.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise SettingsError("--cluster needs Ray: pip install immunis[cluster]") from error
+    ray = need("ray")
     if not ray.is_initialized():
         local = address == "local"
         ray.init(None if local else address, include_dashboard=False, log_to_driver=False)

@@ -12,6 +12,13 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from immunis.core.errors import SettingsError, unknown
 
 T = TypeVar("T")
+# What counts that cost time or memory may be at most, wherever they are given.
+MOST: dict[str, int] = {"seeds": 1000, "variants": 1000, "originals": 1000, "trials": 10**5}
+MOST |= {"budget": 10**7, "workers": 1000}
+MOST |= {"steps": 10**8, "epochs": 10**6, "harmful_epochs": 10**6, "evaluate": 10**5}
+MOST |= {"devices": 1000, "nodes": 1000, "patience": 10**5}
+MOST |= {"batch_size": 10**7, "inner_steps": 1000}
+MOST |= {"batch": 10**7, "harmful_batch": 10**7, "accumulate": 10**5, "size": 4096}
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -41,6 +48,8 @@ def check(values: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> No
             raise unknown(f"setting of {where}", key, hints)
         hint = hints[key]
         if fits(value, hint):
+            if hint is not float:
+                _require_count(key, value)
             continue
         if get_origin(hint) is Literal:
             raise unknown(f"{key} of {where}", str(value), get_args(hint))
@@ -79,15 +88,50 @@ def whole(value: Any, name: str, least: int = 0, most: int = 2**31 - 1) -> int:
         raise SettingsError(f"{name}={value!r}: expected a whole number.")
     number = int(value)
     if not least <= number <= most:
-        bound = f"at least {least}" if number < least else f"at most {most}"
+        bound = f"at least {least}" if number < least else f"at most {most:,}"
         raise SettingsError(f"{name}={number}: expected {bound}.")
+    _require_count(name, number)
     return number
+
+
+def _require_count(name: str, value: Any) -> None:
+    """Raise ``SettingsError`` for a count above what counts of this name may be (``MOST``)."""
+    if name in MOST and isinstance(value, int):
+        _require_most(name, value, MOST[name])
+
+
+def _require_most(name: str, value: Any, most: float) -> None:
+    if value is not None and value > most:
+        raise SettingsError(f"{name}={value}: expected at most {most:,}.")
+
+
+def require_most(settings: object, most: float, *names: str) -> None:
+    """Raise ``SettingsError`` unless each named setting is None, or at most ``most``."""
+    for name in names:
+        _require_most(name, getattr(settings, name), most)
 
 
 def require(condition: bool, what: str) -> None:
     """Raise ``SettingsError(what)`` unless the condition holds; NaN comparisons do not."""
     if not condition:
         raise SettingsError(what)
+
+
+def require_score(value: float | None, name: str, kind: str | None = None) -> None:
+    """Raise ``SettingsError`` for what no score is: above 1 or, of classes, below 0."""
+    least = 0.0 if kind == "classification" else -1e100
+    wanted = "a share from 0 to 1" if kind == "classification" else "a number of at most 1"
+    told = f"{name}={value!r:.40}: expected {wanted}, as 0.7 for 70%, or an R²."
+    require(value is None or least <= value <= 1, told)
+
+
+def require_steps(seeds: int, budget: int) -> None:
+    """Raise ``SettingsError`` if the runs of an attack may take above 10⁸ steps over all seeds."""
+    require(
+        seeds * budget <= MOST["steps"],
+        f"seeds={seeds} times budget={budget}: expected at most {MOST['steps']:,} steps of an "
+        "attack. Lower one of them, or divide the seeds among several audits.",
+    )
 
 
 def require_least(settings: object, least: float, *names: str, above: bool = False) -> None:
@@ -99,4 +143,4 @@ def require_least(settings: object, least: float, *names: str, above: bool = Fal
         value = getattr(settings, name)
         if value is not None and not (least <= value < math.inf and (value > least or not above)):
             sign = ">" if above else ">="
-            raise SettingsError(f"{name}={value}: expected a finite number {sign} {least}")
+            raise SettingsError(f"{name}={value}: expected a finite number {sign} {least}.")

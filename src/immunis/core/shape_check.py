@@ -1,8 +1,9 @@
-"""Check a record against the shape of its kind, and say where it does not fit."""
+"""Hold a loaded record to the shape of its kind; an error names the path of what does not fit."""
 
 from __future__ import annotations
 
 import math
+import re
 import types
 from collections.abc import Iterator
 from typing import Any, Literal, NotRequired, get_args, get_origin, is_typeddict
@@ -15,6 +16,7 @@ HEAD: Free = {"kind": str, "name": str, "created": str, "schema": int, "seconds"
 HEAD |= {"seed": int | None, "commit": str | None, "versions": dict[str, str]}
 WORDS = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
 SPECIAL = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+COMMIT = r"[0-9a-f]{7,64}\+?"  # the plus: the tree was changed
 LARGEST = 2**63  # whole numbers beyond it do not fit the arithmetic of reports
 
 
@@ -37,11 +39,15 @@ def shaped_record(values: Free) -> Free:
     if kind == "reproduce":
         kind += f" {values['name']}"
         if kind not in SHAPES:
-            raise InputError(f"name is {values['name']!r}; expected 'house-prices' or 'mnist'.")
+            raise InputError(
+                f"name is {values['name']!r}; expected 'house-prices', 'mnist' or 'deep'."
+            )
     figures, settings, data = SHAPES.get(kind, (Free, Free, Free))
     hints = {**HEAD, "figures": figures, "settings": settings, "data": data}
     values = {"settings": {}, "data": {}, **values}
     found = {key: shaped(item, hints.get(key, Any), key) for key, item in values.items()}
+    if (commit := found.get("commit")) is not None and not re.fullmatch(COMMIT, commit):
+        raise InputError(f"commit is {commit[:40]!r}; expected the hash of a commit.")
     if data is not Free:
         shaped(values["data"], dict[str, Data], "data")  # those beyond the two that are required
     if wrong := next(_loose_ends(kind, found["figures"], found["settings"]), None):
@@ -52,13 +58,13 @@ def shaped_record(values: Free) -> Free:
 def shaped(value: Any, shape: Any, path: str) -> Any:
     """Return a JSON value with special floats restored, if it fits its shape.
 
-    >>> from immunis.core.shapes import Interval
-    >>> shaped({"mean": 1, "low": "?", "high": 2}, Interval, "score")
+    >>> shaped({"low": "?"}, {"low": float}, "score")
     Traceback (most recent call last):
     immunis.core.errors.InputError: score.low is '?'; expected a number.
     """
     origin, inner = get_origin(shape), get_args(shape)
     if shape is Any:
+        _check_sizes(value, path)
         return special(value)
     if origin is types.UnionType:
         if value is None and type(None) in inner:
@@ -88,6 +94,14 @@ def shaped(value: Any, shape: Any, path: str) -> Any:
     if keys or items or not (small and fits(value, shape)):
         raise InputError(f"{path} is {repr(value)[:40]}; expected {_words(shape)}.")
     return value
+
+
+def _check_sizes(value: Any, path: str) -> None:
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_sizes(item, f"{path}.{key}")
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise InputError(f"{path} is {repr(value)[:40]}; expected at most {LARGEST}.")
 
 
 def _keys(shape: Any) -> Free:
@@ -140,7 +154,7 @@ def _loose_ends(kind: str, figures: Any, settings: Any) -> Iterator[str]:
                 yield f"figures.norm_ratio.curves.{name} and its steps differ in length."
     elif kind == "reproduce mnist":
         for protocol, found in figures["protocols"].items():
-            counted = {row["name"] for row in found["rows"] if "successes" in row}
+            counted = {row["method"] for row in found["rows"] if "successes" in row}
             for name, maps in found["maps"].items():
                 if {len(line) for cells in maps.values() for line in (cells, *cells)} != {10}:
                     yield f"figures.protocols.{protocol}.maps.{name} is not ten by ten."

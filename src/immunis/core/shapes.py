@@ -1,19 +1,48 @@
 """The shape of every kind of record: what its figures, settings and data hold, key by key.
 
-Reports are typed by these shapes, and ``shape_check`` holds every loaded record to them. A record
-may hold more than its shape names. Keys that older records lack, or that are known in some cases
-only, are ``NotRequired`` or of a class that is not ``total``.
+Reports are typed by these shapes, and ``core/shape_check.py`` holds every loaded record to them. A
+record may hold more than its shape names. Keys that older records lack, or that are known in some
+cases only, are ``NotRequired`` or of a class that is not ``total``.
 """
 # ruff: noqa: D101 - names and comments say what each shape is
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
+
+# The models beside a defence in every audit, and how far cost is counted
+ORIGINAL = "original"  # the undefended model of a recipe
+CONTROL = "untrained"  # a copy with fresh weights: its features help nobody
+SCRATCH: Final = "from scratch"  # that copy, trained by the attacker alone
+REACH = 0.9  # cost counts up to this share of what the original allows above chance
+MANY_MODELS = 8  # from which on rank correlations over models say something
 
 Free = dict[str, Any]
 Numbers = list[float]
 TaskKind = Literal["classification", "regression"]
-Factors = TypedDict("Factors", {"primary": float, "harmful": float, "value": float})  # value: RIR
+Ratio = float | None  # None where ranks differ
+Factors = TypedDict("Factors", {"primary": Ratio, "harmful": Ratio, "value": Ratio})  # value: RIR
+Condition = TypedDict("Condition", {"figure": float | None, "holds": bool | None})
+Definition = TypedDict(  # the paper's 3.1: (a), (b) and (c)
+    "Definition", {"harmful": Condition, "primary": Condition, "score": Condition}
+)
 Change = TypedDict("Change", {"before": float | None, "after": float | None})
 Interval = TypedDict("Interval", {"mean": float, "low": float, "high": float})
+# how each row was answered in one run, as core.packing writes it
+Packed = TypedDict("Packed", {"kind": Literal["booleans", "floats"], "rows": int, "base64": str})
+
+
+class Share(TypedDict):  # of the original's help; records of version 0.1 hold numbers alone
+    mean: float | None
+    low: float | None
+    high: float | None
+    reason: NotRequired[str]
+
+
+class Kept(Interval):  # a change of the primary score; holds: it lies above minus the tolerance
+    finest: NotRequired[float]  # the smallest loss that so many rows can exclude
+    tolerance: float
+    holds: bool | None
+
+
 # train and test are fingerprints of a task's samples
 Data = TypedDict("Data", {"name": str, "kind": TaskKind, "train": str, "test": str | None})
 DataPair = TypedDict("DataPair", {"primary": Data, "harmful": Data})
@@ -41,23 +70,61 @@ class Evaluation(Kappas):  # on held-out rows during training
     primary: float
     probe: float
     probe_trained: NotRequired[float]
+    depths: NotRequired[dict[str, float]]  # what a probe reads at each
+
+
+class Tried(TypedDict):  # a weight of the search for the strongest defence
+    weight: float
+    kept: bool  # the held-out primary score was within the tolerance
+    primary: float
+    probe: float
+
+
+class Price(TypedDict):  # the primary score less that of the same training without the defence
+    plain: float
+    mean: float
+    low: float  # of the 95% interval over rows
+    high: float
+    rows: int
 
 
 Details = TypedDict(  # only the training of a network has a history
-    "Details", {"history": list[Evaluation], "best_step": int, "notes": list[str]}, total=False
+    "Details",
+    {
+        "history": list[Evaluation],
+        "best_step": int,
+        "notes": list[str],
+        "primary_to_keep": float,
+        "weights_tried": list[Tried],
+        "price": Price,
+    },
+    total=False,
 )
-Score = TypedDict("Score", {"before": float | None, "after": float | None, "split": str})
+
+
+class Score(Change):  # of the primary task, and how far it may fall before a model is refused
+    split: str
+    most_lost: NotRequired[float | None]
+    kept: NotRequired[bool | None]
+
+
 # the scores are empty for regression
 ClassScores = TypedDict("ClassScores", {"classes": list[str], "before": Numbers, "after": Numbers})
 
 
 class ImmunizeFigures(TypedDict):
+    weights: NotRequired[str]  # SHA-256 over names, types, shapes and bits of all tensors
     rir: Factors
     ceiling: float | None  # known for linear extractors only
+    shared_ceiling: NotRequired[float]  # without free directions
     rir_against_inputs: Factors | None
+    definition: NotRequired[Definition]
     ceiling_against_inputs: float | None
     rho: Change
     primary_score: Score
+    retrieval: NotRequired[
+        Change
+    ]  # of text: how often the nearest primary row is of the same class
     per_class: NotRequired[ClassScores]
     spectra: SpectraChange
     details: Details
@@ -67,42 +134,137 @@ class Done(TypedDict):  # an attack that ran
     status: Literal["done"]
     score: Interval
     curve: list[Point]
+    hits: NotRequired[list[Packed | None]]  # of each run: variant by variant, each with every seed
+    notes: NotRequired[list[str]]  # doubts about its runs
+    layers: NotRequired[dict[str, float]]  # the score at each layer, where an attack tries several
     multiplier: NotRequired[dict[str, float]]
-    residual_advantage: NotRequired[Interval]
+    above_untrained: NotRequired[Interval]
+    above_original: NotRequired[Interval]
+    residual_advantage: NotRequired[Share]
 
 
 NotDone = TypedDict("NotDone", {"status": Literal["failed", "not applicable"], "reason": str})
 Outcome = Done | NotDone
 Outcomes = dict[str, dict[str, Outcome]]  # by attack and model
 Controls = TypedDict("Controls", {"from scratch": Outcome})
-Counts = TypedDict("Counts", {"attacks": int, "undefined": int, "failed": int, "inapplicable": int})
+
+
+class Variant(Kappas):  # a model that was trained with another seed
+    rir: Ratio
+    definition: NotRequired[Definition]
 
 
 class Model(Kappas):  # what is known of an audited model without an attack
+    weights: NotRequired[str]  # SHA-256 over names, types, shapes and bits of all tensors
     primary: float | None
+    primary_hits: NotRequired[list[Packed]]  # of each variant
+    primary_change: NotRequired[dict[str, Kept]]  # against the original, and the same training
+    tried: NotRequired[int]  # settings that were tried for it
     per_class: NotRequired[Numbers]
-    rir: float
-    broken: bool
+    rir: Ratio
+    retrieval: NotRequired[float]  # of text: how often the nearest test row is of the same class
+    retrieval_transfer: NotRequired[dict[str, float]]  # the same of each harmless task's text
+    pooling: NotRequired[str]  # of text: what makes one row of its tokens
+    variants: NotRequired[list[Variant]]
+    definition: NotRequired[Definition]
+    most_lost: NotRequired[float | None]  # how far the primary score may fall
+    broken: bool  # it fell further
     spectra: NotRequired[Spectra]
     ceiling: NotRequired[float]
+    shared_ceiling: NotRequired[float]
 
 
-class WorstCase(Counts):  # the attacks are None where none ran
-    attack: str | None
+class Worst(TypedDict):  # over some attacks; the names are None where none ran
+    attack: str | None  # gains most
     accuracy: float
-    residual_advantage: float
-    overall: float
     gain: NotRequired[float]
-    interval: NotRequired[Interval | None]
+    gain_interval: NotRequired[Interval | None]
+    to_original: NotRequired[Interval | None]
+    residual_advantage: float | None
+    share_attack: NotRequired[str | None]  # keeps most; in version 0.1 it was ``attack``
+    interval: NotRequired[Share | None]  # of that share
+    overall: float | None
     multiplier: NotRequired[dict[str, float] | None]
     highest_accuracy: float
     highest_attack: str | None
+    attacks: int
+    undefined: int
+
+
+class WorstCase(Worst):
+    failed: int
+    inapplicable: int
     broken: bool
+    unseen: NotRequired[Worst]  # the attacks that no defence trains or stops against
 
 
-Training = TypedDict("Training", {"notes": list[str]})
+class SamplePoint(TypedDict):
+    per_class: int | None  # None for all rows
+    rows: int
+    mean: float
+    spread: NotRequired[float | None]  # standard deviation of the scores; None of a single one
+    scores: Numbers  # of every training and draw
+
+
+class SampleCurve(TypedDict):
+    points: list[SamplePoint]
+    area: float
+    spread: NotRequired[float | None]  # of the trainings' own areas
+
+
+class RunCounts(TypedDict):
+    variants: int
+    runs: int
+    claim: str | None
+
+
+# how many samples of the attacker's rows there were, the rows of one, and of all together
+Attackers = TypedDict("Attackers", {"samples": int, "rows": int, "of": int})
+
+
+class Varied(TypedDict):
+    originals: int
+    seeds: int
+    attackers: NotRequired[Attackers]
+    models: dict[str, RunCounts]
+
+
+Scored = TypedDict(
+    "Scored", {"half": Literal["development", "final", "all"], "rows": int, "of": int}
+)
+FinalAudits = TypedDict("FinalAudits", {"audits": int})
+
+
+class Training(TypedDict):  # of one network
+    notes: list[str]
+    steps: NotRequired[int]
+    harmful_batch: NotRequired[int]  # harmful rows a step
+
+
 Correlation = TypedDict("Correlation", {"score": float, "cost": float})
-Disjoint = TypedDict("Disjoint", {"checked": bool})
+
+
+class Nearest(TypedDict):  # what data.nearness found of two sets
+    sets: list[str]
+    rows: int
+    near: int
+    by_chance: float
+    suspicious: bool
+
+
+class Compared(TypedDict):
+    sets: list[str]
+    rows: list[int]
+    unit: str
+
+
+class Disjoint(TypedDict):  # tolerances are those of data.copies
+    checked: bool
+    shared: NotRequired[int]
+    tolerance: NotRequired[float]
+    alike: NotRequired[int]
+    compared: NotRequired[Compared]
+    nearest: NotRequired[Nearest | None]
 
 
 class AuditFigures(TypedDict):
@@ -111,10 +273,14 @@ class AuditFigures(TypedDict):
     attacks: Outcomes
     controls: Controls
     chance: float
+    scored: NotRequired[Scored]  # which test rows
+    final: NotRequired[FinalAudits]  # audits of this benchmark's final rows
+    factors: NotRequired[Varied]
     classes: list[str]
     transfer: dict[str, Outcomes]  # by harmless task
-    predictors: dict[str, Correlation]
+    predictors: dict[str, Correlation] | None  # None of fewer than eight models
     disjoint: Disjoint
+    samples: NotRequired[dict[str, SampleCurve]]  # of classes: by model, over attacker's rows
     training: NotRequired[dict[str, list[Training | None]]]
 
 
@@ -122,48 +288,83 @@ AuditData = TypedDict("AuditData", {"primary": Data, "attacker": Data})
 
 # Only the check needs the shapes below, so they are plain: "*" stands for any key, "?" ends a key
 # that may be missing, and [shape] is a list.
-MEASURE = {"primary": Spectrum, "harmful": Spectrum, "ceiling": float, "rho": float | None}
+MEASURE: Free = {"primary": Spectrum, "harmful": Spectrum, "ceiling": float, "rho": float | None}
+MEASURE |= {"definition?": Definition}
+MEASURE |= {"shared_ceiling?": float, "floored_ceiling?": float, "free_directions?": int}
 SCALING: Any = Literal["imagenet", "clip", "inception"]
 RECIPE: Free = {"data?": {"size?": int, "scaling?": SCALING}, "model?": Free}
+ASKED = {"recipe?": RECIPE, "arguments?": list[str]}  # how a command was asked
 AUDIT: Free = {"attacks": list[str], "budget": int, "seeds": int, "original": str}
-AUDIT |= {"not_run?": dict[str, str], "recipe?": RECIPE}
+AUDIT |= {"not_run?": dict[str, str], "anticipated?": list[str], "families?": dict[str, str]}
+AUDIT |= ASKED
+AUDIT |= {"plain?": str | None, "tolerance?": float, "threshold?": float | None}
 
 NORM_RATIO = {"steps": list[int], "primary": Numbers, "harmful": Numbers}
 READS = {"gradient_descent": dict[str, float], "ridge": float}  # by steps
-METHOD: Free = {"rir": Factors, "spectra": Spectra, "norm_ratio": NORM_RATIO}
+METHOD: Free = {
+    "definition?": Definition,
+    "rir": Factors,
+    "spectra": Spectra,
+    "norm_ratio": NORM_RATIO,
+}
 METHOD |= {"harmful_accuracy": READS, "primary_accuracy": float, "seconds": float}
 
 # The rows are methods. Those that found a θ hold released and honest condition numbers.
-MEAN = {"mean": float, "std": float}
+MEAN = {"mean": float, "std": float, "low": float, "high": float}
+VERDICTS: Free = {"replicates": str, "holds": str, "reason": str, "failed": int}
+VERDICTS |= {"definition?": {"harmful": int, "primary": int}, "moved?": int}  # numbers of runs
 RATIOS = {"primary": MEAN, "harmful": MEAN, "rir": MEAN}
 MEDIANS: Free = {"score": Free, "curve": [{"steps": int, "median": float}]}
 ROW: Free = {"method": str, "label": str, "epochs": int, "attacks": {"*": MEDIANS}}
-ROW |= {"released?": RATIOS, "honest?": RATIOS}
+ROW |= {**VERDICTS, "released?": RATIOS, "honest?": RATIOS}
 EIGENVALUES = {"primary": Numbers, "harmful": Numbers}
 CURVES = {"steps": list[int], "curves": {"*": {"label": str, "epochs": int, **EIGENVALUES}}}
 PATH = {"epochs": list[int], "released": Numbers, "honest": Numbers}
-INPUTS = {"honest": float, "rank": int}
+NEAR = {"median": float, "low": float, "high": float}
+INPUTS = {"honest": float, "rank": int, "released": NEAR, "released_tenfold": NEAR}
 PAIR = {"primary": INPUTS, "harmful": INPUTS, "eigenvalues": EIGENVALUES, "kappa_m": float}
+MADE_BY: Free = {"commit": str | None, "code": str, "torch": str, "device": str, "jobs": int}
+MADE_BY |= {"seconds": float}  # what computed how many of the runs
+MADE: Free = {"made_by?": [MADE_BY]}
 HOUSE_PRICES: Free = {"pair": PAIR, "rows": [ROW], "identity": {"*": MEDIANS}}
-HOUSE_PRICES |= {"norm_ratio": CURVES, "path": {"*": PATH}}
+HOUSE_PRICES |= {"norm_ratio": CURVES, "path": {"*": PATH}, **MADE}
 MEDIAN = {**MEAN, "median": float}  # over pairs of digits
 PAIR_RATIOS = {"primary": MEDIAN, "harmful": MEDIAN, "rir": MEDIAN}
 MEANS = {"score": dict[str, float], "curve": [{"steps": int, "mean": float}]}
 COUNT = {"pairs": int, "large": int}
-PAIR_ROW: Free = {"name": str, "method": str, "label": str, "attacks": {"*": MEANS}}
-PAIR_ROW |= {"step": float | None, "epochs": int | None, "released?": PAIR_RATIOS}
+PAIR_ROW: Free = {"method": str, "label": str, "attacks": {"*": MEANS}}
+PAIR_ROW |= {**VERDICTS, "step": float | None, "epochs": int | None, "released?": PAIR_RATIOS}
 PAIR_ROW |= {"honest?": PAIR_RATIOS, "successes?": {"released": COUNT, "honest": COUNT}}
 MAPS = dict.fromkeys(("released", "honest"), list[list[float | None]])
 PROTOCOL: Free = {"rows": [PAIR_ROW], "maps": {"*": MAPS}, "pairs": {"*": Free}}
 PROTOCOL |= {"identity": {"*": MEANS}}
 PROTOCOLS = {"paper": PROTOCOL, "binary": PROTOCOL}
+MNIST: Free = {"protocols": PROTOCOLS, **MADE}
+# Rows whose runs all failed have no ratios and no curve. Published figures: [mean, deviation].
+DEEP_MEAN = {"mean": float, "std": float}
+DEEP_RATIOS = {"primary": DEEP_MEAN, "harmful": DEEP_MEAN, "rir": DEEP_MEAN}
+DEEP_CURVE = {"epochs": float, "mean": float, "low": float, "high": float}
+DEEP_ROW: Free = {"label": str, "method": str, "training": str, "verdict": str, "runs": int}
+DEEP_ROW |= {"published": dict[str, Numbers] | None, "failed": list[str], "accuracy?": DEEP_MEAN}
+DEEP_ROW |= {
+    "groups?": DEEP_RATIOS,
+    "full?": DEEP_RATIOS,
+    "curve?": [DEEP_CURVE],
+    "ridge?": DEEP_MEAN,
+}
+DEEP_ROW |= {"ranks?": {"*": {"low": int, "high": int}}, "definition?": dict[str, int]}
+DEEP: Free = {"rows": [DEEP_ROW], "spectra": {"primary": Sizes, "harmful": Sizes}}
+DEEP |= {"initial": float | None, **MADE}
+DEEP_SETTINGS: Free = {"recipe_name": str, "recipe": RECIPE, "stand_in": bool, "seeds": int}
+DEEP_SETTINGS |= {"groups": int, "group": int, "epochs": int, "steps": int | None}
 
 PARALLEL: list[Any] = [NORM_RATIO, PATH]  # all their lists are of one length
 SHAPES: dict[str, tuple[Any, Any, Any]] = {  # figures, settings and data by kind (and name)
     "measure": (MEASURE, Free, DataPair),
-    "immunize": (ImmunizeFigures, {"method": str, "recipe?": RECIPE}, DataPair),
+    "immunize": (ImmunizeFigures, {"method": str, **ASKED}, DataPair),
     "audit": (AuditFigures, AUDIT, AuditData),
     "demo": ({"ceiling": float, "methods": {"*": METHOD}}, {"steps": list[int]}, DataPair),
     "reproduce house-prices": (HOUSE_PRICES, {"budget": int, "epochs": list[int]}, Free),
-    "reproduce mnist": ({"protocols": PROTOCOLS}, {"budget": int}, Free),
+    "reproduce mnist": (MNIST, {"budget": int}, Free),
+    "reproduce deep": (DEEP, DEEP_SETTINGS, DataPair),
 }

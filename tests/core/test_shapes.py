@@ -11,6 +11,7 @@ import torch
 import immunis.paper.figures  # noqa: F401 - adds those of a reproduction
 from helpers import RESULTS
 from immunis import InputError, Record, audit, immunize, measure
+from immunis.core.files import sealed
 from immunis.report.card import KINDS, render
 from immunis.report.figures import figures_of
 from immunis.report.model_card import model_card
@@ -62,7 +63,7 @@ def forged(case, value):
 
 def load(values, folder):
     path = folder / "r.json"
-    path.write_text(json.dumps(values))
+    path.write_text(sealed(values))
     return Record.load(path)
 
 
