@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.images import write_folders
+from helpers.tasks import row_hashes
 from helpers.training import Pairs
 from immunis import InputError, Task, gram
 from immunis.data.sources.image_layouts import read_images
@@ -53,9 +54,9 @@ def test_fingerprint_sees_one_changed_value_and_one_changed_label():
 def test_row_hashes_agree_across_dtypes_and_zero_signs():
     x = torch.tensor([[0.0, 1.0], [2.0, -0.0]])
     y = torch.zeros(2, dtype=torch.long)
-    a = list(Task((x, y)).train.row_hashes())
-    b = list(Task((x.double().abs(), y)).train.row_hashes())
-    c = list(Task((x.to(torch.int8), y)).train.row_hashes())
+    a = row_hashes(Task((x, y)).train)
+    b = row_hashes(Task((x.double().abs(), y)).train)
+    c = row_hashes(Task((x.to(torch.int8), y)).train)
     assert a == b == c
 
 

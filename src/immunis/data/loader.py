@@ -43,6 +43,13 @@ def spread(rows: Rows, size: int) -> Rows:
     return rows[torch.linspace(0, len(rows) - 1, min(size, len(rows))).round().long()]
 
 
+def fits(size: int, device: torch.device | str) -> bool:
+    """Return True if so many bytes fit on a device beside what works on them."""
+    if torch.device(device).type != "cuda":
+        return True
+    return size < torch.cuda.mem_get_info(device)[0] / 4
+
+
 class Stream:
     """Endless batches of some rows of a task's training data, or of another ``split`` of it.
 
@@ -75,13 +82,12 @@ class Stream:
         self.rows = torch.arange(count) if rows is None else rows
         self.batch = min(batch, len(self.rows)) // world() * world()
         if not self.batch:
-            raise SettingsError(f"batch={batch}: {world()} processes need a row each.")
+            raise SettingsError(f"batch={batch}: expected a row for each of {world()} processes.")
         self.epoch = math.ceil(len(self.rows) / self.batch)  # steps in one pass over the rows
         self._memory: Batch | None = None
         if self.split.in_memory:
             inputs, labels = self._memory = self.split.tensors()
-            on_gpu = self.device.type == "cuda"
-            if not on_gpu or inputs.nbytes < torch.cuda.mem_get_info(self.device)[0] / 4:
+            if fits(inputs.nbytes, self.device):
                 self._memory = inputs.to(self.device), labels.to(self.device)
 
     def rows_at(self, step: int) -> Rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +19,11 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from immunis.core.errors import InputError
-from immunis.data.checks import as_tensor, check_batch, hash_rows
+from immunis.data.checks import TAKEN, as_tensor, check_batch, hash_rows
+from immunis.data.columns import as_pair
 
 Batch = tuple[Tensor, Tensor]
+ROWS, NUMBERS = 4096, 1 << 24  # of a batch, at most
 MOST_CORRUPT = 0.01  # a larger share of unreadable samples is refused
 FAULTS = OSError, SyntaxError  # faults of a file; Pillow raises SyntaxError for broken images
 
@@ -85,21 +87,24 @@ def collate(samples: list[Any]) -> tuple[Any, list[Corrupt]]:
     try:
         return (default_collate(good) if good else None), bad
     except (RuntimeError, TypeError, KeyError) as error:
-        told, wanted = (
-            str(error).splitlines()[0][:200],
-            "a pair (inputs, label), inputs of one shape",
-        )
-        raise InputError(f"samples cannot be joined to a batch: {told}. Give {wanted}.") from error
+        hint = "Give pairs (inputs, label) with inputs of one shape."
+        if "PIL" in str(error):
+            hint = "Transform the images to tensors of one shape, or give Task their folder's path."
+        raise InputError(
+            f"samples cannot be joined to a batch: {str(error).splitlines()[0][:200]}. {hint}"
+        ) from error
 
 
 def warn_of_corrupt(last: Corrupt, count: int, total: int, where: str) -> None:
     """Warn that samples were skipped; refuse more than ``MOST_CORRUPT`` of all, except one."""
     if count > max(1, MOST_CORRUPT * total):
-        told = f"{count} of {total} samples cannot be read, the last {last.name} ({last.reason})"
-        most = f"at most {MOST_CORRUPT:.0%}, or one, are skipped"
-        raise InputError(f"{where}: {told}; {most}. Check the files, or download them again.")
-    told = f"skipped {last.name} ({last.reason}); {count} of {total} samples so far."
-    warnings.warn(f"{where}: {told}", stacklevel=4)
+        raise InputError(
+            f"{where}: {count} of {total} samples cannot be read, the last {last.name} "
+            f"({last.reason}); at most {MOST_CORRUPT:.0%}, or one, are skipped. "
+            "Check the files, or download them again."
+        )
+    skipped = f"skipped {last.name} ({last.reason}); {count} of {total} samples so far."
+    warnings.warn(f"{where}: {skipped}", stacklevel=4)
 
 
 class Split:
@@ -115,6 +120,7 @@ class Split:
         self._fingerprint: str | None = None
         self._memory: Batch | None = None
         self._loader: Any = None
+        self._width = 1  # numbers of a row, once one was read
         self.source: Any = None  # the user's Dataset; None for tensors and arrays
         if isinstance(source, TensorDataset) and len(source.tensors) == 2:
             source = source.tensors
@@ -135,8 +141,10 @@ class Split:
                 check_batch(*batch, where)
             self._check_count(len(inputs))
         else:
-            wanted = "expected (inputs, labels), a Dataset or a DataLoader"
-            raise InputError(f"{where}: {wanted}, got {type(source).__name__}.")
+            raise InputError(
+                f"{where}: expected (inputs, labels), a Dataset or a DataLoader, "
+                f"got {type(source).__name__}. Taken are {TAKEN}."
+            )
         self.in_memory = self._memory is not None
 
     def _as_tensors(self, pair: Any) -> Batch:
@@ -147,8 +155,29 @@ class Split:
         if count < 2:
             raise InputError(f"{self.where}: {count} sample(s) came; at least 2 are needed.")
 
-    def batches(self, size: int = 4096) -> Iterator[Batch]:
-        """Yield ``(inputs, labels)`` batches; a ``DataLoader`` keeps its own batch size."""
+    def count(self) -> int | None:
+        """Return the number of samples, corrupt ones too; None if only reading them tells."""
+        if self._memory is not None:
+            return len(self._memory[0])
+        with suppress(TypeError):  # a sampler or data set without a length
+            return len(getattr(self._loader, "sampler", self._loader))
+        return None
+
+    @property
+    def ordered(self) -> bool:
+        """True if each pass gives the same rows in the same order."""
+        if not isinstance(self._loader, DataLoader):
+            return self.in_memory or hasattr(self._loader, "__len__")
+        plain = type(self._loader.batch_sampler) in (torch_data.BatchSampler, type(None))
+        return plain and type(self._loader.sampler) is torch_data.SequentialSampler
+
+    def batches(self, size: int | None = None) -> Iterator[Batch]:
+        """Yield ``(inputs, labels)`` batches; a ``DataLoader`` keeps its own batch size.
+
+        By default they have 4,096 rows, or fewer if rows are large.
+        """
+        if size is None:
+            size = max(1, min(ROWS, NUMBERS // self._width))
         if self._memory is not None:
             inputs, labels = self._memory
             for start in range(0, max(len(inputs), 1), size):
@@ -160,6 +189,7 @@ class Split:
         for batch in self.checked(loader):
             if batch is not None:
                 seen += len(batch[0])
+                self._width = max(1, batch[0][0].numel())
                 yield batch
         self._check_count(seen)
 
@@ -201,9 +231,13 @@ class Split:
                 if batch is None:
                     yield None
                     continue
+            if isinstance(batch, Mapping):
+                batch, _ = as_pair(batch, self.where)
             if not (isinstance(batch, tuple | list) and len(batch) == 2):
-                wanted = "each item must be a pair (inputs, labels); wrap the dataset"
-                raise InputError(f"{self.where}: {wanted}. Got {type(batch).__name__}.")
+                raise InputError(
+                    f"{self.where}: expected pairs (inputs, labels), got {type(batch).__name__}; "
+                    "wrap the dataset."
+                )
             inputs, labels = self._as_tensors(batch)
             check_batch(inputs, labels, self.where)
             yield inputs, labels
@@ -226,11 +260,6 @@ class Split:
             return self._memory
         inputs, labels = zip(*self.batches(), strict=True)
         return torch.cat(inputs), torch.cat(labels)
-
-    def row_hashes(self) -> Iterator[int]:
-        """Yield a 128-bit hash of each input row, without its label."""
-        for inputs, _ in self.batches():
-            yield from hash_rows(inputs)
 
     def identity(self) -> str:
         """Return the fingerprint if it is cheap, else the size and, of a ``Subset``, the rows."""

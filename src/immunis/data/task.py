@@ -1,17 +1,21 @@
-"""A task: labelled data in a role."""
+"""A task: labelled data in a role, and the tasks of one experiment."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from immunis.core.errors import InputError
-from immunis.data.checks import epsilon_of
+from immunis.core.settings import whole
+from immunis.data.columns import Reading, as_pair
 from immunis.data.split import Split
+from immunis.data.text import LENGTH
+from immunis.data.train_test import parts_of
+from immunis.data.transforms import SIZE, Scaling
 
 
 def target_matrix(labels: Tensor, kind: str, outputs: int) -> Tensor:
@@ -24,14 +28,21 @@ def target_matrix(labels: Tensor, kind: str, outputs: int) -> Tensor:
 class Task:
     """Labelled data in a role: ``primary``, ``harmful`` or ``transfer``.
 
-    Integer labels mean classification, floating-point labels mean regression. ``epsilon`` is the
-    precision of the inputs: it bounds which eigenvalues can be told from zero.
+    Integer labels mean classification, floating-point labels mean regression. Text becomes token
+    ids and masks (``data.text``).
 
     Args:
-        train: ``(inputs, labels)``, a ``Dataset`` or a ``DataLoader``.
+        train: ``(inputs, labels)``, a DataFrame, a dict of columns, a ``Dataset`` or a
+            ``DataLoader`` of pairs or dicts, a Hugging Face data set (a ``DatasetDict`` gives the
+            test data too), or the path of a folder of images: with one folder a class, or with
+            ``train`` and ``test`` of those. Inputs may be a list of Pillow's images.
         test: the same for held-out data; optional.
         classes: number of classes ``C`` (labels are ``0..C-1``), to spare a pass over the labels.
         names: the names of the classes, by label; by default the data set's ``classes``.
+        tokenizer: for text, the model's own, or its folder, ``package:NAME/PATH`` or hub name.
+        max_length: for text, the most tokens; the same for all tasks of one model.
+        size: for images from files, Hugging Face or Pillow, their width and height in pixels.
+        scaling: for these, how pixels are scaled: ``imagenet``, ``clip`` or ``inception``.
 
     >>> task = Task(train=(torch.eye(4), torch.tensor([3, 3, 7, 7])), name="toy")
     >>> task.kind, task.classes, task.outputs
@@ -46,14 +57,21 @@ class Task:
         *,
         classes: int | None = None,
         names: Sequence[str] | None = None,
+        tokenizer: Any = None,
+        max_length: int = LENGTH,
+        size: int = SIZE,
+        scaling: Scaling = "imagenet",
     ) -> None:
-        self.name, self._names = str(name), names
+        self.name, reading = str(name), Reading(tokenizer, max_length)
+        self.scale: Any = None  # ``data.scale.Scale``, of inputs that were standardised
+        train, test = parts_of(train, test, whole(size, "size", 8), scaling, self.name)
+        train, self._names = as_pair(train, f"{self.name} train", reading, names)
+        test, _ = as_pair(test, f"{self.name} test", reading, self._names)
         self.train = Split(train, f"{self.name} train")
         self.test = None if test is None else Split(test, f"{self.name} test")
         inputs, labels = next(self.train.batches(2))
         self.kind = "regression" if labels.is_floating_point() else "classification"
         self.input_shape = tuple(inputs.shape[1:])
-        self.epsilon = epsilon_of(inputs.dtype)
         self._outputs = 1 if labels.ndim == 1 else int(labels.shape[1])
         self._classes: tuple[int, ...] | None = None
         if classes is not None:
@@ -134,3 +152,34 @@ class Task:
     def __repr__(self) -> str:
         """Show the name, kind and input shape."""
         return f"Task({self.name!r}, {self.kind}, inputs {self.input_shape})"
+
+
+class Tasks(NamedTuple):
+    """The tasks of one experiment.
+
+    ``attacker`` is the harmful task with the attacker's own training data, disjoint from the
+    defender's sample in ``harmful``; ``transfer`` are other, harmless tasks.
+    """
+
+    primary: Task
+    harmful: Task
+    attacker: Task
+    transfer: tuple[Task, ...] = ()
+
+
+def by_turns(labels: Iterable[Any], times: int = 1) -> tuple[list[int], list[int]]:
+    """Return the defender's and the attacker's rows: within each class they take turns.
+
+    The attacker takes ``times`` rows in a turn, so they may hold more than the defender does.
+
+    >>> by_turns([7, 7, 3, 7, 3])
+    ([0, 2, 3], [1, 4])
+    >>> by_turns("aaaaaa", times=2)
+    ([0, 3], [1, 2, 4, 5])
+    """
+    turns: dict[Any, int] = {}
+    rows: tuple[list[int], list[int]] = [], []
+    for row, label in enumerate(labels):
+        turn = turns[label] = turns.get(label, -1) + 1
+        rows[turn % (times + 1) > 0].append(row)
+    return rows

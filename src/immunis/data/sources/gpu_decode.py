@@ -10,15 +10,19 @@ import io
 import itertools
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from immunis.core.errors import SettingsError
-from immunis.data.sources.image_dataset import MOST_PIXELS, Images, decode
+from immunis.core.extras import need
+from immunis.data.sources.decode import MOST_PIXELS, decode
 from immunis.data.split import Batch, Corrupt
+
+if TYPE_CHECKING:
+    from immunis.data.sources.image_dataset import Images
 
 END = b"\xff\xd9"  # of a complete JPEG
 AT_ONCE = 1 << 26  # pixels that are on the device at full size
@@ -64,9 +68,9 @@ def _pixel_count(content: bytes) -> int:
 
     if not content.rstrip(b"\0").endswith(END):
         return 0
-    with Image.open(io.BytesIO(content)) as image:
+    with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
         count = image.width * image.height
-        plain = image.format == "JPEG" and image.mode in ("RGB", "L")
+        plain = image.format == "JPEG" and image.mode in ("RGB", "L")  # MPO opens as well
         return count if plain and count <= MOST_PIXELS else 0
 
 
@@ -86,13 +90,12 @@ class Decoder:
     def __init__(self, size: int, device: torch.device) -> None:
         from PIL import Image
 
+        need("torchvision")
         self.size, self.device = size, device
         tiny = io.BytesIO()
         Image.new("RGB", (16, 16)).save(tiny, "JPEG")
         try:
             self._decode([torch.frombuffer(bytearray(tiny.getvalue()), dtype=torch.uint8)])
-        except ImportError as error:
-            raise SettingsError("torchvision is missing: pip install 'immunis[vision]'") from error
         except RuntimeError as error:
             cause = f"torchvision cannot decode on {device} ({str(error)[:200]})"
             hint = "Install a build of it with nvJPEG, or set decode = 'cpu'"

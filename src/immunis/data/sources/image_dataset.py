@@ -1,9 +1,9 @@
-"""Encoded images as a data set: decoded, resized, scaled, and kept decoded on disk if wanted."""
+"""Encoded images as a data set: decoded, scaled, and kept decoded on disk if wanted."""
 
 from __future__ import annotations
 
 import hashlib
-import io
+import os
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from immunis.core.errors import InputError
+from immunis.core.files import open_regular
+from immunis.data.sources.decode import DECODING, decode
+from immunis.data.sources.gpu_decode import Decoder, Encoded, packed
 from immunis.data.split import Corrupt, warn_of_corrupt
 from immunis.data.transforms import Scaling, normalised
 
-MOST_PIXELS, SIXTEEN_BITS = 1 << 26, (1 << 16) - 1
-DECODING = 2  # raised whenever ``decode`` makes other pixels of the same image
 LARGE = 1 << 14  # mean bytes of an encoded image from which threads speed up decoding
 CHECKSUM = 4  # bytes
 
@@ -37,14 +38,17 @@ class Item:
 
     def content(self) -> bytes:
         """Return the encoded image."""
-        return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
+        if isinstance(self.source, bytes):
+            return self.source
+        with open_regular(self.source) as file:
+            return file.read()
 
     def key(self) -> bytes:
         """Return a hash of the encoded image, or of the name of a file that cannot be read."""
         try:
             return hashlib.sha256(self.content()).digest()
         except OSError:
-            return hashlib.sha256(f"unreadable {self.name}".encode()).digest()
+            return hashlib.sha256(os.fsencode(f"unreadable {self.name}")).digest()
 
     def length(self) -> int:
         """Return the number of encoded bytes; -1 for a missing file."""
@@ -85,8 +89,6 @@ class Images(Dataset):
         """Return the data set to load, the loader's options, and what unpacks its batches."""
         if not self.on_device or device.type != "cuda":
             return replace(self, raw=True), {}, None
-        from immunis.data.sources.gpu_decode import Decoder, Encoded, packed
-
         return Encoded(self), {"collate_fn": packed}, Decoder(self.size, device)
 
     def finish(self, pixels: Tensor) -> Tensor:
@@ -107,7 +109,8 @@ class Images(Dataset):
         shown = f"{self.size} {self.scaling}{' device' if self.on_device else ''}"
         total = hashlib.sha256(shown.encode())
         for item in self.items:
-            total.update(f"{Path(item.name).name} {item.length()} {item.label}\n".encode())
+            line = f"{Path(item.name).name} {item.length()} {item.label}\n"
+            total.update(os.fsencode(line))
         return f"files-{total.hexdigest()[:32]}-{len(self)}"
 
     def pixels(self, index: int) -> Tensor | Corrupt:
@@ -122,24 +125,6 @@ class Images(Dataset):
         if self.cache is not None:
             self.cache.write(item, found)
         return found
-
-
-def decode(content: bytes, size: int) -> Tensor:
-    """Decode an image to uint8 (3, size, size): shorter side resized, centre kept."""
-    from PIL import Image, ImageOps
-
-    with Image.open(io.BytesIO(content)) as image:
-        if image.width * image.height > MOST_PIXELS:
-            raise InputError(f"{image.width}×{image.height} pixels; at most {MOST_PIXELS}")
-        image.draft("RGB", (size, size))  # lets JPEG decode at a smaller scale
-        picture: Image.Image = image
-        if image.mode.startswith(("I", "F")):  # Pillow would clip 16 bits at 255
-            values = np.asarray(image)
-            if image.mode == "F" or values.min() < 0 or values.max() > SIXTEEN_BITS:
-                raise InputError(f"pixels of 32 bits ({image.mode}); expected 8 or 16")
-            picture = Image.fromarray((values // 257).astype(np.uint8))
-        fitted = ImageOps.fit(picture.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(fitted)).permute(2, 0, 1)
 
 
 def load_images(data: Images, where: str) -> tuple[Tensor, Tensor]:

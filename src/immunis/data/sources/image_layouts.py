@@ -18,13 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from immunis.core.errors import InputError, SettingsError
-from immunis.data.sources.common import check_unpacked
+from immunis.core.errors import InputError
+from immunis.core.extras import need
+from immunis.core.files import check_unpacked
+from immunis.data.columns import numbered
 from immunis.data.sources.image_dataset import Images, Item
 from immunis.data.transforms import Scaling
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
 ROW = 256  # bytes that a row takes in memory beside its image
+LEAST, FEW = 64, 10_000  # bytes that an image takes in a file; rows from which on that is asked
 PACKED, MOST_MAT = 15, 1 << 26  # a MATLAB element's type; most bytes of unpacked annotations
 TEST_NAMES = ("test", "val", "valid", "validation")
 Listing = tuple[list[Item], Sequence[str] | None]  # images, and the names of their classes
@@ -70,6 +73,17 @@ def read_images(
     raise InputError(f"{base} holds no {split} images: expected a folder {wanted}.")
 
 
+def class_folders(
+    folder: str | Path,
+    size: int,
+    classes: Sequence[str] | None = None,
+    scaling: Scaling = "imagenet",
+) -> Images:
+    """Read a folder that has one folder of images a class."""
+    items, names = _from_folders(Path(folder), classes)
+    return Images(items, size, names, scaling)
+
+
 def _from_files(base: Path, name: str, classes: Sequence[str] | None) -> Listing | None:
     """List parquet files or class folders; None if the split has neither."""
     for pattern in (f"{name}.parquet", f"data/{name}-*.parquet", f"{name}-*.parquet"):
@@ -80,9 +94,7 @@ def _from_files(base: Path, name: str, classes: Sequence[str] | None) -> Listing
 
 def _from_folders(base: Path, classes: Sequence[str] | None) -> Listing:
     found = sorted(entry.name for entry in base.iterdir() if entry.is_dir())
-    known = found if classes is None else classes
-    if strange := sorted(set(found) - set(known)):
-        raise InputError(f"{base}: class {strange[0]!r} is not among the training classes.")
+    _, known = numbered(found, classes, str(base))
     items = [
         Item(path, label, str(path))
         for label, name in enumerate(known)
@@ -102,13 +114,20 @@ def _from_parquet(files: Sequence[Path]) -> Listing:
     """List the images of some files; the first file that names its classes decides."""
     import pyarrow.parquet
 
-    items, names = list[Item](), None
+    items, names, rows, held = list[Item](), None, 0, 0
     for file in files:
         try:
             with pyarrow.parquet.ParquetFile(file) as table:
                 image, label = _columns(file, table.schema_arrow)
                 names = names or _class_names(table.schema_arrow, label)
-                items += _rows(file, table, image, label)
+                packed = table.schema_arrow.field(image).type.num_fields > 0  # a struct
+                column = f"{image}.bytes" if packed else image
+                rows += table.metadata.num_rows
+                held += file.stat().st_size - table.metadata.serialized_size
+                if rows > FEW and rows * LEAST > held:
+                    told = f"{file}: more rows than there are images, {rows:,} in {held:,} bytes"
+                    raise InputError(f"{told}; expected at least {LEAST} bytes an image.")
+                items += _rows(file, table, [column, label])
         except (OSError, pyarrow.ArrowException, MemoryError) as error:
             raise InputError(f"{file} is not a readable parquet file: {error}.") from error
     known = names is not None and all(item.label < len(names) for item in items)
@@ -133,7 +152,7 @@ def _columns(file: Path, schema: Any) -> list[str]:
         found = named or [field for field in schema if fits(field.type)]
         if len(found) != 1 or not fits(found[0].type) or schema.names.count(found[0].name) != 1:
             has = ", ".join(f"{field.name} ({field.type})" for field in schema)
-            wanted = "image (bytes) and label (integer), or one column of either type"
+            wanted = "image (bytes) and label (integer), or one column of each type"
             raise InputError(f"{file} lacks column {name}; it has {has}. Expected {wanted}.")
         chosen.append(found[0].name)
     return chosen
@@ -148,15 +167,15 @@ def _class_names(schema: Any, label: str) -> list[str] | None:
     return None
 
 
-def _rows(file: Path, table: Any, image: str, label: str) -> list[Item]:
+def _rows(file: Path, table: Any, columns: Sequence[str]) -> list[Item]:
     """Read the rows one at a time and add up their sizes: a header may lie about them."""
-    packed = table.schema_arrow.field(image).type.num_fields > 0  # a struct
-    columns = [f"{image}.bytes" if packed else image, label]
-    items, size = list[Item](), 0
+    items, size, most = list[Item](), 0, table.metadata.num_rows
     for row, batch in enumerate(table.iter_batches(batch_size=1, columns=columns)):
+        if row >= most:
+            raise InputError(f"{file} has more rows than the {most:,} that its header says.")
         size += batch.nbytes + ROW
         check_unpacked(file, size)
-        content, number = batch[image][0].as_py(), batch[label][0].as_py()
+        content, number = (batch[name.partition(".")[0]][0].as_py() for name in columns)
         content = content["bytes"] if isinstance(content, dict) else content
         if content is None or number is None or number < 0:
             raise InputError(f"{file}, row {row} lacks its image or its label (got {number}).")
@@ -180,7 +199,7 @@ def _from_cars(base: Path, split: str) -> list[Item]:
         raise InputError(f"{path} is not Stanford Cars' annotation file: {error}.") from error
     for name, _ in named:
         if Path(name).name != name:
-            raise InputError(f"{path}: {name!r} is no plain file name.")
+            raise InputError(f"{path}: expected plain file names, got {name!r}.")
     folder = base / f"cars_{split}"
     if (folder / folder.name).is_dir():  # as Kaggle packs it
         folder = folder / folder.name
@@ -206,15 +225,11 @@ def _check_mat(path: Path) -> None:
 
 def _from_timm(folder: Path) -> Listing | None:
     """List a folder as timm does: classes are the innermost folders, in natural order."""
-    try:
-        from timm.data import create_dataset
-    except ImportError as error:
-        raise SettingsError("timm is not installed: pip install 'immunis[vision]'") from error
-
+    library = need("timm.data")
     if not folder.is_dir():
         return None
     try:
-        reader = create_dataset("", root=str(folder), search_split=False).reader
+        reader = library.create_dataset("", root=str(folder), search_split=False).reader
     except Exception as error:  # timm's readers raise anything
         raise InputError(f"timm cannot read {folder}: {error}") from error
     items = [Item(Path(path), int(label), str(path)) for path, label in reader.samples]

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.tasks import row_hashes
 from immunis import InputError, Spectrum, gram
-from immunis.audits.feature_cache import disjoint_rows
+from immunis.audits.disjoint import disjoint_rows
 from immunis.data.sources import digit_parity, digits, mnist_digits, mnist_images, mnist_pair
-from immunis.data.sources.digits import mnist_hashes
+from immunis.data.sources.digit_images import mnist_hashes
 from immunis.models.zoo import pretrained_mlp
 
 
 def test_digits_are_split_without_overlap(digit_tasks):
     parts = [
-        set(split.row_hashes())
+        set(row_hashes(split))
         for split in (
             digit_tasks.harmful.train,
             digit_tasks.attacker.train,
@@ -42,7 +43,7 @@ def test_digit_parity_keeps_its_samples_apart():
     assert tasks.primary.outputs == 10
     assert tasks.attacker.classes == (0, 1)
     splits = [tasks.harmful.train, tasks.attacker.train, tasks.attacker.test]
-    rows = [set(split.row_hashes()) for split in splits]
+    rows = [set(row_hashes(split)) for split in splits]
     assert len(rows[1]) == 30
     assert not rows[0] & rows[1] | rows[0] & rows[2] | rows[1] & rows[2]
     assert tasks.transfer[0].name == "at least five"
@@ -80,6 +81,22 @@ def test_mnist_digits_are_two_tasks_and_three_samples(data_folder):
     for bad in ({"attacker": 3}, {"primary": (0, 5)}, {"harmful": (11,)}):
         with pytest.raises(InputError):
             mnist_digits(**bad, folder=data_folder)
+
+
+def test_mnist_is_split_again_by_a_seed(data_folder):
+    parts = [
+        (task.train, task.test)
+        for task in (
+            mnist_digits(resplit=seed, folder=data_folder).primary for seed in (None, 1, 1, 2)
+        )
+    ]
+    rows = [[set(row_hashes(split)) for split in each] for each in parts]
+    whole = rows[0][0] | rows[0][1]
+    assert all(train | test == whole for train, test in rows)
+    assert rows[1] == rows[2]
+    for one, other in ((0, 1), (1, 3)):
+        shared = len(rows[one][1] & rows[other][1])
+        assert shared < 0.25 * len(rows[one][1])  # a seventh of all rows is test data
 
 
 def test_pairs_are_of_two_digits(data_folder):

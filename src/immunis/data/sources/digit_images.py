@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from immunis.core.errors import InputError
-from immunis.data.sources.common import Tasks, find_data
-from immunis.data.task import Task
+from immunis.core.places import find_data
+from immunis.core.settings import whole
+from immunis.data.task import Task, Tasks
 
 HOW = (
     "Get the four original idx files (train-images-idx3-ubyte.gz and so on, packed or not) and put "
@@ -27,14 +28,21 @@ SHA256 = {  # of the unpacked files: packing may differ
 }
 MOST = 1 << 26  # bytes of a file; the largest has 47 million
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's training pixels, as the released code uses them
+Arrays = tuple[np.ndarray, ...]
 FIRST, LAST = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 
 
-def digits(primary: Sequence[int] = FIRST, harmful: Sequence[int] = LAST, seed: int = 0) -> Tasks:
+def digits(
+    primary: Sequence[int] = FIRST,
+    harmful: Sequence[int] = LAST,
+    seed: int = 0,
+    images: bool = False,
+) -> Tasks:
     """Split scikit-learn's digits by class into a primary and a harmful task.
 
     Of each class 40% is the defender's training data, 30% the attacker's and 30% is test
-    data (the primary task trains on both training parts). Pixels are scaled to 0..1.
+    data (the primary task trains on both training parts). Pixels are scaled to 0..1, in rows of 64,
+    or as ``images`` of 1×8×8 in float32.
     """
     from sklearn.datasets import load_digits
 
@@ -48,7 +56,8 @@ def digits(primary: Sequence[int] = FIRST, harmful: Sequence[int] = LAST, seed: 
 
     def select(wanted: Sequence[int], *parts: int) -> tuple[np.ndarray, np.ndarray]:
         rows = np.isin(y, wanted) & np.isin(part, parts)
-        return x[rows] / 16, y[rows]
+        pixels = x[rows] / 16
+        return pixels.reshape(-1, 1, 8, 8).astype(np.float32) if images else pixels, y[rows]
 
     name, test = _name(harmful), select(harmful, 2)
     return Tasks(
@@ -113,17 +122,21 @@ def mnist_digits(
     primary: Sequence[int] = FIRST,
     harmful: Sequence[int] = LAST,
     attacker: int = 1000,
+    resplit: int | None = None,
     folder: str | Path | None = None,
 ) -> Tasks:
     """Split MNIST by class into a primary and a harmful task, for networks that a CPU can train.
 
     The defender holds every second harmful image, the attacker the first ``attacker`` of the
-    others. The test images are MNIST's own. Pixels are ``standardised``, in float32.
+    others. The test images are MNIST's own, or as many drawn from all images by the seed
+    ``resplit``. Pixels are ``standardised``, in float32.
     """
     check_apart(primary, harmful)
     if attacker < 20:
         raise InputError(f"attacker={attacker}: need at least 20 images.")
     parts = mnist_images(True, folder), mnist_images(False, folder)
+    if resplit is not None:
+        parts = _split_again(*parts, whole(resplit, "resplit"))
 
     def select(wanted: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         rows = [np.isin(y, wanted) for _, y in parts]
@@ -138,6 +151,15 @@ def mnist_digits(
         Task((x[::2], y[::2]), test, name),
         Task(own, test, f"{name} (attacker)"),
     )
+
+
+def _split_again(train: Arrays, test: Arrays, seed: int) -> tuple[Arrays, Arrays]:
+    """Return images and labels merged and divided anew, as many in each part as before."""
+    images, labels = (np.concatenate(both) for both in zip(train, test, strict=True))
+    order = np.random.default_rng(seed).permutation(len(labels))
+    rows = np.sort(order[: len(train[1])]), np.sort(order[len(train[1]) :])
+    first, second = ((images[some], labels[some]) for some in rows)
+    return first, second
 
 
 def check_apart(primary: Sequence[int], harmful: Sequence[int]) -> None:

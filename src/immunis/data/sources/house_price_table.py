@@ -1,7 +1,8 @@
 """House Prices (Ames, from Kaggle), split and encoded as in the paper's released code.
 
 Inputs are the 79 columns other than LotArea and SalePrice; the row Id is one of them. Missing
-values become 0 and text is numbered in sorted order. Columns and targets are standardised within
+values become 0 and text is numbered in sorted order. As in pandas 2, which the released code
+requires, "None" (of MasVnrType) counts as missing. Columns and targets are standardised within
 each group of zones. Rows of zone RL are harmful.
 """
 
@@ -14,8 +15,8 @@ import numpy as np
 
 from immunis.core.errors import InputError
 from immunis.core.files import write_text
-from immunis.data.sources.common import CACHE, Tasks, find_data
-from immunis.data.task import Task
+from immunis.core.places import cache_folder, find_data
+from immunis.data.task import Task, Tasks
 
 NAME = "house_prices/train.csv"
 SHA256 = "1e18addf81e5e4d347cc17ee6075bbe4a42b7fa26b9e5b063e8f692a5f929d41"
@@ -26,6 +27,7 @@ HOW = (
 )
 OPENML, INPUTS, TRAIN, TEST = 42165, 79, 200, 300
 TARGETS = ("LotArea", "SalePrice")
+MISSING = ("NA", "", "None")
 Table = dict[str, np.ndarray]
 Rows = tuple[np.ndarray, ...]  # inputs and targets
 
@@ -90,7 +92,7 @@ def find_or_fetch(folder: str | Path | None = None, fetch: bool = False) -> Path
             frame = fetch_openml(data_id=OPENML, as_frame=True, parser="auto").frame
         except Exception as error:  # no network, no pandas, or OpenML changed
             raise InputError(f"{missing} Fetching it from OpenML failed too: {error}") from error
-        path = Path.home() / CACHE / NAME
+        path = cache_folder() / NAME
         path.parent.mkdir(parents=True, exist_ok=True)
         return write_text(path, frame.to_csv(index=False, na_rep="NA"))
 
@@ -131,7 +133,7 @@ def encode(table: Table, keep: np.ndarray, target: str, rows: int | None) -> Row
 
 
 def _numbers(column: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    filled = np.where(np.isin(column, ("NA", "")), "0", column)
+    filled = np.where(np.isin(column, MISSING), "0", column)
     try:
         return filled.astype(float)[keep]  # the whole column decides whether it is numeric
     except ValueError:

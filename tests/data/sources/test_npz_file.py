@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.tasks import row_hashes
 from immunis import InputError
-from immunis.data.sources.npz import npz
+from immunis.data.sources.npz_file import npz
 
 
 def test_rows_of_an_npz_file_are_shared_out_within_each_class(tmp_path):
@@ -14,7 +15,7 @@ def test_rows_of_an_npz_file_are_shared_out_within_each_class(tmp_path):
         np.savez(tmp_path / name, x_train=x, y_train=y, x_test=x, y_test=y)
     tasks = npz("p.npz", "h.npz", folder=str(tmp_path))
     assert tasks.harmful.classes == tasks.attacker.classes == (0, 1, 2, 3)
-    assert not set(tasks.harmful.train.row_hashes()) & set(tasks.attacker.train.row_hashes())
+    assert not set(row_hashes(tasks.harmful.train)) & set(row_hashes(tasks.attacker.train))
     for bad in (x[:30], x[:, :1].repeat(2, 0)):
         np.savez(tmp_path / "b.npz", x_train=bad, y_train=y)
         with pytest.raises(InputError, match="pair up one to one"):

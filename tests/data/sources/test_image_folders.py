@@ -1,5 +1,6 @@
 """Tasks of images: who gets which image, and none of them twice."""
 
+import dataclasses
 import shutil
 import warnings
 
@@ -9,10 +10,14 @@ import pytest
 import torch
 
 from helpers.images import picture, write_cars, write_folders, write_parquet
+from helpers.tasks import row_hashes
 from immunis import InputError, SettingsError
 from immunis.data.sources import images
+from immunis.data.sources.image_dataset import Images
+from immunis.data.sources.image_folders import split_again
+from immunis.data.sources.image_layouts import read_images
 from immunis.recipes import check_recipe, load_recipe
-from immunis.recipes.pipeline import measure_recipe
+from immunis.recipes.pipeline import Pipeline
 
 
 @pytest.fixture
@@ -32,14 +37,28 @@ def test_scaling_is_the_same_in_memory_and_streamed(folder):
     assert torch.isclose(*means, atol=1e-5)
 
 
+def test_defender_and_attacker_are_scored_on_one_copy_of_the_test_images(folder):
+    tasks = images("own", "harm", size=16, memory=True, folder=str(folder))
+    places = {task.test.tensors()[0].data_ptr() for task in (tasks.harmful, tasks.attacker)}
+    assert len(places) == 1
+
+
 @pytest.mark.parametrize("memory", [True, False])
 def test_defender_and_attacker_share_no_image(folder, memory):
     tasks = images("own", "harm", size=16, memory=memory, folder=str(folder))
-    mine, theirs = (set(t.train.row_hashes()) for t in (tasks.harmful, tasks.attacker))
+    mine, theirs = (set(row_hashes(t.train)) for t in (tasks.harmful, tasks.attacker))
     assert (len(mine), len(theirs)) == (10, 8)
     assert not mine & theirs
     assert tasks.primary.outputs == 3
     assert tasks.harmful.classes == tasks.attacker.classes == (0, 1)
+
+
+def test_an_attacker_may_hold_more_images_than_the_defender(folder):
+    tasks = images("own", "harm", size=16, memory=True, attacker_times=3, folder=str(folder))
+    mine, theirs = (set(row_hashes(t.train)) for t in (tasks.harmful, tasks.attacker))
+    assert (len(mine), len(theirs)) == (6, 12) and not mine & theirs
+    with pytest.raises(SettingsError, match="attacker_times=0"):
+        images("own", "harm", size=16, attacker_times=0, folder=str(folder))
 
 
 def test_images_that_occur_twice_are_used_once(folder):
@@ -49,8 +68,48 @@ def test_images_that_occur_twice_are_used_once(folder):
     (source / "seen.png").write_bytes(known.read_bytes())
     with pytest.warns(UserWarning, match="2 training image"):
         tasks = images("own", "harm", size=16, memory=True, folder=str(folder))
-    train = [*tasks.harmful.train.row_hashes(), *tasks.attacker.train.row_hashes()]
+    train = [*row_hashes(tasks.harmful.train), *row_hashes(tasks.attacker.train)]
     assert len(train) == len(set(train)) == 18
+
+
+def contents(items):
+    return sorted(item.key() for item in items)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": True}, {"cache": True}])
+def test_resplit_redraws_the_test_images_and_keeps_every_class_s_numbers(
+    folder, options, monkeypatch
+):
+    monkeypatch.setenv("IMMUNIS_CACHE", str(folder / "cache"))
+
+    def made(**resplit):
+        tasks = images("own", "harm", size=16, folder=str(folder), **options, **resplit)
+        return tasks.attacker, (tasks.harmful.train, tasks.attacker.train, tasks.attacker.test)
+
+    given, before = made()
+    task, after = made(resplit=1)
+    old, new = (set().union(*(row_hashes(part) for part in of)) for of in (before, after))
+    assert old == new  # the same images
+    assert set(row_hashes(before[2])) != set(row_hashes(after[2]))  # in other parts
+    for label in (0, 1):
+        counts = [[int((p.tensors()[1] == label).sum()) for p in of] for of in (before, after)]
+        assert counts[0] == counts[1]
+    prints = [each.test.fingerprint() for each in (given, task, made(resplit=2)[0])]
+    assert len(set(prints)) == 3  # so a record says which split it was made on
+    assert made(resplit=1)[0].test.fingerprint() == prints[1]
+
+
+def test_resplit_depends_on_images_not_on_their_order_and_keeps_copies_together(folder):
+    items = read_images(folder / "harm", "train", 16, None, "imagenet").items
+    train, test = (Images(part, 16) for part in (items[:12], items[12:]))
+    swapped = Images([*items[:12]][::-1], 16)
+    one, other = (split_again(part, test, 3)[1] for part in (train, swapped))
+    assert contents(one.items) == contents(other.items) and len(one) == len(test)
+    twice = [*items, *(dataclasses.replace(item, name="again") for item in items)]
+    both = split_again(Images(twice[:24], 16), Images(twice[24:], 16), 3)
+    assert not set(contents(both[0].items)) & set(contents(both[1].items))
+    with pytest.raises(SettingsError, match="resplit=-1"):
+        images("own", "harm", resplit=-1, folder=str(folder))
 
 
 def test_a_transfer_task_comes_along(folder):
@@ -60,7 +119,7 @@ def test_a_transfer_task_comes_along(folder):
 
 
 def test_sizes_and_names_are_checked(folder):
-    with pytest.raises(SettingsError, match="at least 8 pixels"):
+    with pytest.raises(SettingsError, match="size=2: expected at least 8"):
         images("own", "harm", size=2, folder=str(folder))
     with pytest.raises(InputError, match="data not found"):
         images("own", "nowhere", folder=str(folder))
@@ -69,7 +128,7 @@ def test_sizes_and_names_are_checked(folder):
         folder / "r.toml",
     )
     with pytest.raises(SettingsError, match="name a network"):
-        measure_recipe(recipe, recipe.tasks(str(folder)))
+        Pipeline(recipe, recipe.tasks(str(folder))).measure()
     assert recipe.tasks(str(folder)).primary.input_shape == (3, 16, 16)
 
 

@@ -9,36 +9,50 @@ from pathlib import Path
 import numpy as np
 
 from immunis.core.errors import InputError
-from immunis.data.sources.common import Tasks, by_turns, check_unpacked
-from immunis.data.task import Task
+from immunis.core.files import check_unpacked
+from immunis.core.places import find_data
+from immunis.data.scale import standardised
+from immunis.data.task import Task, Tasks, by_turns
 
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def npz(
-    primary: str, harmful: str, attacker: str | None = None, folder: str | None = None
+    primary: str,
+    harmful: str,
+    attacker: str | None = None,
+    folder: str | None = None,
+    standardise: bool = False,
 ) -> Tasks:
     """Read tasks from ``.npz`` files with ``x_train``, ``y_train`` and optional test arrays.
 
     Without ``attacker``, every second training row of each class of the harmful file is kept from
-    the defender and given to the attacker. Pickled arrays are refused.
+    the defender and given to the attacker. Pickled arrays are refused. ``standardise`` puts every
+    column of a table on the scale of the primary training rows.
     """
-    base = Path(folder or ".")
-    main, harm = _read(base / primary), _read(base / harmful)
+
+    def at(name: str) -> Path:
+        return find_data(folder, "Pass --data, set $IMMUNIS_DATA, or give folder.", name)
+
+    main, harm = _read(at(primary)), _read(at(harmful))
     (x, y), test = harm["train"], harm.get("test")
     if attacker is None:
         classes = y.ndim == 1 and y.dtype.kind in "biu"
         mine, theirs = by_turns(y.tolist() if classes else [0] * len(y))
         defender, own = (x[mine], y[mine]), (x[theirs], y[theirs])
     else:
-        other = _read(base / attacker)
+        other = _read(at(attacker))
         defender, own, test = (x, y), other["train"], other.get("test", test)
     name = Path(harmful).stem
-    return Tasks(
+    tasks = Tasks(
         Task(main["train"], main.get("test"), Path(primary).stem),
         Task(defender, test, name),
         Task(own, test, f"{name} (attacker)"),
     )
+    if not standardise:
+        return tasks
+    first, second, third = standardised(*tasks[:3])
+    return Tasks(first, second, third)
 
 
 def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
