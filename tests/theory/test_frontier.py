@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from helpers import reference
 from helpers.reference import random_orthogonal, with_spectrum
 from immunis import InputError, Spectrum
-from immunis.theory.frontier import ceiling, damped, frontier
+from immunis.theory.frontier import FLOOR, ceiling, ceilings, damped, frontier
 from immunis.theory.gram import Gram, gram_of
 from immunis.theory.regularizers import linear_hessian
 
@@ -65,10 +65,88 @@ def test_free_directions_make_the_ceiling_infinite_and_the_ridge_finite():
     damped = ceiling(*grams(k_p, k_h), ridge=0.1)
     assert 1 < damped < math.inf
     assert ceiling(*grams(k_h, k_p)) < math.inf  # range(K_H) inside range(K_P)
-    theta = frontier(primary, harmful, 1.0, free_scale=1e-3)
-    values = torch.linalg.eigvalsh(linear_hessian(theta, k_h))
-    assert float(values[-1] / values[1]) > 1e5
-    assert float(torch.linalg.cond(theta)) < 1e6
+
+
+def factor(rows, columns, generator):
+    return torch.randn(rows, columns, generator=generator, dtype=F)
+
+
+def kappas(theta, *spectra):
+    """Return κ of θᵀKθ over as many directions as K has."""
+    found = (torch.linalg.eigvalsh(linear_hessian(theta, s.matrix)).flip(0) for s in spectra)
+    return [float(v[0] / v[s.rank - 1]) for v, s in zip(found, spectra, strict=True)]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@given(st.integers(1, 3), st.integers(1, 2), st.integers(0, 500))
+@settings(max_examples=30, deadline=None)
+def test_the_frontier_meets_the_shared_ceiling_whatever_the_free_directions(
+    mixed, used, free, seed
+):
+    """Mixed: harmful directions lie across the range of K_P, none is wholly outside it."""
+    draw, d = torch.Generator().manual_seed(seed), used + free + 2
+    axes = random_orthogonal(d, seed)
+    x_p = factor(30, used + 1, draw) @ axes[: used + 1]
+    x_h = factor(30, used + 1 if mixed else used + 1 + free, draw)
+    x_h = x_h @ factor(x_h.shape[1], used + 1 + free, draw) @ axes[: used + 1 + free]
+    primary, harmful = (Spectrum.of(x.T @ x) for x in (x_p, x_h))
+    found = ceilings(*grams(primary.matrix, harmful.matrix))
+    assert found.free_directions == harmful.free_directions(primary) == free
+    base = primary.condition_number / harmful.condition_number
+    left = harmful.rank - free  # harmful directions beside the free ones
+    reads = axes[: used + 1].T @ torch.linalg.inv(factor(used + 1, used + 1, draw))
+    inside = (float(torch.linalg.cond(x @ reads)) ** 2 for x in (x_h, x_p))
+    kappa_h, kappa_p = inside  # a map that reads only what the primary task uses
+    assert kappa_h / kappa_p * base <= found.shared * (1 + 1e-6)
+    for budget, floor in ((1.0, 1.0), (7.0, 1.0), (1.0, FLOOR), (3.0, 0.2)):
+        theta = frontier(primary, harmful, budget, floor)
+        kappa_p, kappa_h = kappas(theta, primary, harmful)
+        assert kappa_p == pytest.approx(budget if left > 1 else 1, rel=1e-6)
+        assert kappa_h / budget * base == pytest.approx(found.shared / floor, rel=1e-6)
+        assert float(torch.linalg.cond(theta)) < 1e7
+    assert found.floored == pytest.approx(found.shared / FLOOR)
+
+
+def test_no_floor_bounds_what_a_free_direction_gives_unless_it_is_the_only_one():
+    k_p = torch.diag(torch.tensor([2.0, 1.0, 0.0, 0.0], dtype=F))
+    only = torch.diag(torch.tensor([0.0, 0.0, 3.0, 0.0], dtype=F))
+    both = torch.diag(torch.tensor([0.0, 0.0, 3.0, 1.0], dtype=F))
+    assert ceilings(*grams(k_p, only)) == (2, 2, 1, 1)
+    assert ceilings(*grams(k_p, only)).floored == 2
+    assert ceilings(*grams(k_p, both)).rir == math.inf
+    for floor in (1.0, 1e-3, 1e-6):
+        theta = frontier(Spectrum.of(k_p), Spectrum.of(both), floor=floor)
+        assert kappas(theta, Spectrum.of(k_p), Spectrum.of(both)) == pytest.approx([1, 1 / floor])
+
+
+@given(st.integers(2, 5), st.integers(0, 300))
+@settings(max_examples=25, deadline=None)
+def test_the_largest_harmful_kappa_at_the_inputs_primary_kappa_is_rir_star(d, seed):
+    """Definition 3.1 (a) subject to (b), against random θ that keep (b)."""
+    draw = torch.Generator().manual_seed(seed)
+    k_p, k_h = (with_spectrum(torch.exp(factor(1, d, draw)[0]), seed + i) for i in (1, 2))
+    primary, harmful = Spectrum.of(k_p), Spectrum.of(k_h)
+    found = ceilings(*grams(k_p, k_h))
+    assert found.harmful == found.rir >= 1 - 1e-9  # θ = I keeps (b) with a factor of 1
+    root = torch.linalg.inv(torch.linalg.cholesky(k_p)).T  # rootᵀ K_P root = I
+    for _ in range(60):
+        turn, _ = torch.linalg.qr(factor(d, d, draw))
+        sizes = primary.condition_number ** torch.rand(d, generator=draw, dtype=F)
+        kappa_p, kappa_h = kappas(root @ (turn * sizes.sqrt()), primary, harmful)
+        assert kappa_p <= primary.condition_number * (1 + 1e-9)
+        assert kappa_h / harmful.condition_number <= found.harmful * (1 + 1e-9)
+    kappa_p, kappa_h = kappas(
+        frontier(primary, harmful, primary.condition_number), primary, harmful
+    )
+    assert kappa_p == pytest.approx(primary.condition_number, rel=1e-9)
+    assert kappa_h / harmful.condition_number == pytest.approx(found.harmful, rel=1e-9)
+
+
+def test_equal_grams_keep_their_kappa_at_best():
+    k = with_spectrum([5.0, 2.0, 1.0])
+    spectrum = Spectrum.of(k)
+    theta = frontier(spectrum, spectrum, 5.0)
+    assert kappas(theta, spectrum, spectrum) == pytest.approx([5, 5])
 
 
 def test_a_rank_one_harmful_task_leaves_only_the_primary_to_improve():
@@ -131,7 +209,7 @@ def test_one_dimension():
     [
         (lambda k: frontier(Spectrum.of(k), Spectrum.of(k), 0.5), "at least 1"),
         (lambda k: frontier(Spectrum.of(k), Spectrum.of(k), math.inf), "finite"),
-        (lambda k: frontier(Spectrum.of(k), Spectrum.of(k), 2.0, -1.0), "free_scale"),
+        (lambda k: frontier(Spectrum.of(k), Spectrum.of(k), 2.0, -1.0), "floor"),
         (lambda k: frontier(Spectrum.of(k), Spectrum.of(torch.eye(2))), "same features"),
         (lambda k: frontier(Spectrum.of(0 * k), Spectrum.of(k)), "zero"),
         (lambda k: Spectrum.of(k).free_directions(Spectrum.of(torch.eye(2))), "same features"),

@@ -196,7 +196,7 @@ def test_what_is_no_matrix_is_refused(bad):
 
 def test_the_accelerators_path_agrees_with_the_decomposition():
     from immunis.theory import regularizers as r
-    from immunis.theory.projectors import leading_projector, trailing_projector
+    from immunis.theory.spectrum import leading_projector, trailing_projector
 
     z = torch.randn(90, 12, dtype=torch.float64) * torch.logspace(0, -3, 12, dtype=torch.float64)
     s = r.feature_hessian(z)

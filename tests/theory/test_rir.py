@@ -1,9 +1,12 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from helpers import reference
-from immunis import gram, relative_immunization_ratio
+from immunis import RankWarning, gram, relative_immunization_ratio
+from immunis.theory.definition import Condition, definition
 
 F = torch.float64
 
@@ -40,3 +43,14 @@ def test_rir_takes_layers_and_networks(pair):
     net = reference.PlainNet(5, 3).eval()
     found = relative_immunization_ratio(net, *pair, reference=nn.Linear(5, 3))
     assert found.value > 0
+
+
+def test_rir_between_unlike_ranks_is_not_defined(pair):
+    with pytest.warns(RankWarning, match="from 5 to 4.*RIR is not defined"):
+        found = relative_immunization_ratio(torch.diag(torch.tensor([1.0, 1, 1, 1, 0])), *pair)
+    assert math.isnan(found.value)
+    nothing = dict.fromkeys(("harmful", "primary", "value"))
+    assert found.figures == {**nothing, "reason": "ranks differ"}
+    conditions = definition(found, (0.9, 0.9))
+    assert conditions.harmful == conditions.primary == Condition(None, None)
+    assert conditions.score.holds

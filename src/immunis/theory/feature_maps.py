@@ -1,4 +1,4 @@
-"""Maps that show a linear probe more of the features: white, of one length, random."""
+"""Maps of features before a probe reads them: random, of one length, narrowed, principal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from immunis.core.errors import NumericalError
-from immunis.theory.spectrum import relative_cutoff
+from immunis.theory.spectrum import eigh, relative_cutoff
+
+CONSTANT = 1e-12  # deviation, relative to the largest, at which a feature does not vary
+COLUMNS = 8192  # that float64 sums take at a time: wide features fit the memory once
 
 
 def fourier(
@@ -27,37 +28,47 @@ def fourier(
     return torch.cos(z @ frequencies.to(z) + phases.to(z))
 
 
-def white(features: Tensor, ridge: float = 1e-5, floor: float = 0.0) -> Tensor:
-    """Return features centred and white over the batch: ``(z − z̄)L⁻ᵀ`` with ``LLᵀ = Σ + λI``.
+def even(features: Tensor) -> Tensor:
+    """Return rows of one length about the median m: ``√D·(z−m)/‖z−m‖``.
 
-    ``λ = ridge·tr(Σ)/D + floor``, at least what rounding hides, in float64. A direction drowns the
-    others only if it is 1/ridge times as large. Constant features become zero.
+    Long rows no longer outweigh short ones.
     """
     z = features.to(torch.float64)
-    z = z - z.mean(0)
-    covariance = z.mT @ z / len(z)
-    size = covariance.diagonal().sum()
-    damping = max(ridge / len(covariance), 10 * relative_cutoff(len(covariance))) * size + floor
-    damping = torch.where(size > 0, damping, 1.0)  # constant features
-    eye = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-    factor, failed = torch.linalg.cholesky_ex(covariance + damping * eye)
-    if int(failed):
-        raise NumericalError(
-            "the features hold NaN or infinities: an earlier step diverged, or the data does. In "
-            "training, lower the step size or the weights of the regularizers."
-        )
-    return torch.linalg.solve_triangular(factor, z.mT, upper=False).mT.to(_real(features))
+    return (math.sqrt(z.shape[1]) * unit_rows(z - z.median(0).values)).to(_real(features))
 
 
-def even(features: Tensor, floor: float = 0.0) -> Tensor:
-    """Return rows of one length about the median m: ``√D·(z−m)/√(‖z−m‖² + D·floor)``.
+def narrowed(features: Tensor, most: int, generator: torch.Generator | None = None) -> Tensor:
+    """Return features (n, D), or ``most`` random linear combinations of wider ones."""
+    if features.shape[1] <= most:
+        return features
+    device = features.device if generator is None else generator.device
+    draw = torch.randn(features.shape[1], most, generator=generator, device=device)
+    z = _real(features)
+    return z @ (draw / math.sqrt(most)).to(z)
 
-    Long rows no longer outweigh short ones. No gradient flows through m.
+
+def principal_directions(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return the mean of few, wide rows (n×D) and at most ``most`` principal directions (D×k).
+
+    With ``G = (Z − z̄)(Z − z̄)ᵀ = UΛUᵀ`` (n×n, float64, summed over blocks of columns) they are
+    ``(Z − z̄)ᵀUΛ^{-1/2}``, the largest first. Directions that rounding hides are left out.
     """
-    z = features.to(torch.float64)
-    z, size = z - z.detach().median(0).values, math.sqrt(z.shape[1])
-    damped = functional.pad(z, (0, 1), value=size * math.sqrt(floor))
-    return (size * unit_rows(damped)[:, :-1]).to(_real(features))
+    mean = rows.mean(0)
+    inner = sum(
+        (block := part.double() - centre.double()) @ block.T
+        for part, centre in zip(rows.split(COLUMNS, 1), mean.split(COLUMNS), strict=True)
+    )
+    values, vectors = eigh(torch.as_tensor(inner))
+    floor = relative_cutoff(len(values), torch.finfo(rows.dtype).eps)
+    kept = min(most, int((values > values[0] * floor).sum()))
+    aims = (vectors[:, :kept] / values[:kept].sqrt()).to(rows)
+    return mean, (rows - mean).T @ aims
+
+
+def mean_and_scale(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of every feature; ∞ for features that do not vary."""
+    deviation, mean = torch.std_mean(rows, 0)
+    return mean, torch.where(deviation > CONSTANT * deviation.max(), deviation, torch.inf)
 
 
 def unit_rows(z: Tensor) -> Tensor:

@@ -6,21 +6,22 @@ the linear theory needs only ``ZᵀY``, ``YᵀY`` and the means: one pass collec
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from immunis.core.errors import InputError, NumericalError
-from immunis.data.checks import EPS64, as_tensor, epsilon_of
+from immunis.core.errors import ImmunisError, InputError, NumericalError
+from immunis.data.checks import EPS64, LARGEST_MATRIX, as_tensor, check_size, epsilon_of, real
+from immunis.data.feed import run_model
 from immunis.data.split import Split
 from immunis.data.task import Task
-from immunis.theory.scale import LARGEST_MATRIX, check_size, real
+from immunis.theory.summation import add_gram, add_products
 
 Extractor = Callable[[Tensor], Tensor]
 CHUNK_BYTES = 1 << 25
@@ -32,6 +33,10 @@ class Gram:
 
     Held as means and centred scatter matrices, which merge without cancellation
     (Chan, Golub and LeVeque 1983): ``S = Σ (z−μ)(z−μ)ᵀ``, and likewise for ``zyᵀ``, ``yyᵀ``.
+    ``rest`` is ``S − scatter``, what rounding took from the sum: it makes sums of any length exact.
+    ``cross_rest`` and ``target_rest`` are the same of the other two. ``epsilon`` is the precision
+    in which inputs or features were stored; ``carried`` bounds, in the Frobenius norm, what a
+    linear map made of rounding before it: ``‖ΔZ‖ ≤ ‖ΔX‖·‖θ‖₂``, however much of X it cancels.
     """
 
     samples: int
@@ -41,81 +46,84 @@ class Gram:
     cross_scatter: Tensor
     target_scatter: Tensor
     epsilon: float = EPS64
+    carried: float = 0.0
+    rest: Tensor = field(init=False, repr=False)
+    cross_rest: Tensor = field(init=False, repr=False)
+    target_rest: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.rest = torch.zeros_like(self.scatter)
+        self.cross_rest = torch.zeros_like(self.cross_scatter)
+        self.target_rest = torch.zeros_like(self.target_scatter)
 
     @property
     def dimension(self) -> int:
         """Number of features D."""
         return self.scatter.shape[0]
 
-    def matrix(self, *, center: bool = False) -> Tensor:
-        """Return ``K = Σ zzᵀ`` (D×D), about the mean if ``center``.
+    def matrix(self) -> Tensor:
+        """Return ``K = Σ zzᵀ`` (D×D).
 
         >>> x = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
-        >>> gram_of(x).matrix().tolist()
+        >>> gram_of(x).matrix().round(decimals=12).tolist()
         [[2.0, 2.0], [2.0, 4.0]]
         """
-        if center:
-            return self.scatter.clone()
-        return torch.outer(self.mean, self.mean).mul_(self.samples).add_(self.scatter)
+        total, rest = self.scatter.clone(), self.rest.clone()
+        add_gram(total, rest, math.sqrt(self.samples) * self.mean[None])
+        return total
 
-    def cross(self, *, center: bool = False) -> Tensor:
-        """Return ``B = Σ zyᵀ`` (D×C), about the means if ``center``."""
-        if center:
-            return self.cross_scatter.clone()
+    def cross(self) -> Tensor:
+        """Return ``B = Σ zyᵀ`` (D×C)."""
         return self.cross_scatter + self.samples * torch.outer(self.mean, self.target_mean)
 
     def add(self, features: Tensor, targets: Tensor | None = None) -> None:
         """Take in a block of features (n×D) and targets (n×C), in place, without D² more memory."""
         z, y, epsilon = _block(features, targets)
-        self._check_widths(z.shape[1], y.shape[1])
-        (z, mean), (y, target_mean) = _centred(z), _centred(y)
-        self.scatter.addmm_(z.T, z)
-        self.cross_scatter.addmm_(z.T, y)
-        self.target_scatter.addmm_(y.T, y)
-        self._join(len(z), mean, target_mean, epsilon)
-
-    def merge(self, other: Gram) -> Gram:
-        """Return the moments of both sample sets together."""
-        self._check_widths(*other.cross_scatter.shape)
-        total = copy.deepcopy(self)
-        total.scatter += other.scatter
-        total.cross_scatter += other.cross_scatter
-        total.target_scatter += other.target_scatter
-        total._join(other.samples, other.mean, other.target_mean, other.epsilon)
-        return total
-
-    def _check_widths(self, features: int, targets: int) -> None:
-        if (features, targets) != (held := tuple(self.cross_scatter.shape)):
+        if (z.shape[1], y.shape[1]) != (held := tuple(self.cross_scatter.shape)):
             raise InputError(
-                f"cannot merge {features} features and {targets} targets into moments of "
+                f"cannot merge {z.shape[1]} features and {y.shape[1]} targets into moments of "
                 f"{held[0]} features and {held[1]} targets."
             )
-
-    def _join(self, samples: int, mean: Tensor, target_mean: Tensor, epsilon: float) -> None:
-        """Account for the distance between the means of two sets whose scatters were added."""
-        total = self.samples + samples
-        weight, share = self.samples * samples / total, samples / total
+        samples, total = len(z), self.samples + len(z)
+        (z, mean), (y, target_mean) = _centred(z), _centred(y)
         delta, target_delta = mean - self.mean, target_mean - self.target_mean
-        self.scatter.addr_(delta, delta, alpha=weight)
-        self.cross_scatter.addr_(delta, target_delta, alpha=weight)
-        self.target_scatter.addr_(target_delta, target_delta, alpha=weight)
-        self.mean += share * delta
-        self.target_mean += share * target_delta
+        weight = math.sqrt(self.samples * samples / total)  # the means' distance is one more row
+        z, y = torch.cat([z, weight * delta[None]]), torch.cat([y, weight * target_delta[None]])
+        add_gram(self.scatter, self.rest, z)
+        if y.shape[1]:
+            add_products(self.cross_scatter, self.cross_rest, z, y)
+            add_gram(self.target_scatter, self.target_rest, y)
+        self.mean += samples / total * delta
+        self.target_mean += samples / total * target_delta
         self.samples, self.epsilon = total, max(self.epsilon, epsilon)
 
     def transform(self, linear: Tensor) -> Gram:
         """Return the moments of ``zᵀ·linear`` for a matrix ``linear`` (D×E)."""
         linear = real(linear).detach().to("cpu", torch.float64)
         if len(linear) != self.dimension:
-            came = f"a map of shape {tuple(linear.shape)}"
-            raise InputError(f"{came} came to {self.dimension} features.")
+            came = f"the map has shape {tuple(linear.shape)}"
+            raise InputError(f"{came}; expected one row for each of {self.dimension} features.")
         check_size(linear, "numbers of the map", LARGEST_MATRIX)
         mean, scatter = linear.T @ self.mean, symmetric(linear.T @ self.scatter @ linear)
         for moment in (mean.square(), scatter):
             check_size(moment, "moments of the mapped features", LARGEST_MATRIX, NumericalError)
+        spread = float(self.scatter.diagonal().sum())
+        shift = math.sqrt(self.samples) * float(self.mean.norm())
+        rounding = self.dimension * EPS64  # of the products: of S, √ of it in singular values
+        own = math.sqrt(3 * rounding * spread) + rounding * shift
+        stored = self.carried + self.epsilon / 2 * math.hypot(math.sqrt(spread), shift)
         return dataclasses.replace(
-            self, mean=mean, scatter=scatter, cross_scatter=linear.T @ self.cross_scatter
+            self,
+            mean=mean,
+            scatter=scatter,
+            cross_scatter=linear.T @ self.cross_scatter,
+            carried=stored * stretch(linear) + own * float(linear.norm()),
         )
+
+
+def stretch(linear: Tensor) -> float:
+    """Return ``‖A‖₂``: by how much a map makes a row longer at most."""
+    return float(torch.linalg.matrix_norm(linear, 2))
 
 
 def symmetric(matrix: Tensor) -> Tensor:
@@ -161,12 +169,24 @@ def gram_of(features: Tensor, targets: Tensor | None = None) -> Gram:
     return total
 
 
-def gram(source: Any, extractor: Extractor | None = None) -> Gram:
+def gram_of_blocks(blocks: Iterable[tuple[Tensor, Tensor | None]]) -> Gram:
+    """Return the moments of blocks as ``gram_of`` takes them, one block at a time."""
+    others = iter(blocks)
+    total = gram_of(*next(others))
+    for block in others:
+        total.add(*block)
+    return total
+
+
+def gram(
+    source: Any, extractor: Extractor | None = None, seen: Callable[[int], None] = lambda _: None
+) -> Gram:
     """Stream data through an extractor into its moments, in O(D²) memory plus a chunk of 32 MB.
 
     ``source`` is a ``Task`` (its training data, with encoded labels), features as a tensor or
-    array, or a ``Dataset`` or ``DataLoader`` of ``(inputs, labels)``. Raises ``InputError`` on NaN,
-    infinities, no samples, or inputs that are not (samples, features).
+    array, or a ``Dataset`` or ``DataLoader`` of ``(inputs, labels)``. ``seen`` is told how many
+    rows each chunk has. Raises ``InputError`` on NaN, infinities, no samples, or inputs that are
+    not (samples, features).
     """
     task = source if isinstance(source, Task) else None
     if isinstance(source, Tensor | np.ndarray):
@@ -178,49 +198,76 @@ def gram(source: Any, extractor: Extractor | None = None) -> Gram:
     split = source if isinstance(source, Split) else Split(source, "data")
     first, _ = next(split.batches(1))
     size = max(256, CHUNK_BYTES // (8 * max(1, first[0].numel())))
-    total: Gram | None = None
-    for inputs, labels in split.batches(size):
-        features = inputs if extractor is None else extractor(inputs)
-        targets = None if task is None else task.targets(labels)
-        if total is None:
-            total = gram_of(features, targets)
-        else:
-            total.add(features, targets)
-    assert total is not None  # a Split never streams fewer than two samples
-    if task is not None:
-        total.epsilon = max(total.epsilon, task.epsilon)
+    length = 0.0  # ‖X‖
+
+    def blocks() -> Iterator[tuple[Tensor, Tensor | None]]:
+        nonlocal length
+        for x, y in split.batches(size):
+            seen(len(x))
+            if isinstance(extractor, Linear):
+                length = math.hypot(length, float(x.to(torch.float64).norm()))
+            targets = None if task is None else task.targets(y)
+            yield x if extractor is None else extractor(x), targets
+
+    total, epsilon = gram_of_blocks(blocks()), epsilon_of(first.dtype)
+    total.epsilon = max(total.epsilon, epsilon)
+    if isinstance(extractor, Linear):
+        total.carried = length * extractor.rounding(epsilon)
     return total
 
 
-def as_extractor(model: nn.Module | Tensor | None) -> Extractor:
+@dataclass(frozen=True)
+class Linear:
+    """The map ``x ↦ xᵀθ + b`` in float64; ``weight`` is ``θᵀ``."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the features of a batch of inputs (n×D)."""
+        if inputs.ndim != 2 or inputs.shape[1] != self.weight.shape[1]:
+            came = f"the inputs have shape {tuple(inputs.shape[1:])} per sample"
+            raise InputError(f"the extractor reads {self.weight.shape[1]} features, but {came}.")
+        return nn.functional.linear(inputs.to(torch.float64), self.weight, self.bias)
+
+    def rounding(self, epsilon: float) -> float:
+        """Return ``‖ΔZ‖/‖X‖`` at most, for inputs of that precision and sums in float64."""
+        sums = self.weight.shape[1] * EPS64 / 2 * float(self.weight.norm())
+        return epsilon / 2 * stretch(self.weight) + sums
+
+
+def as_extractor(model: nn.Module | Tensor | np.ndarray | None) -> Extractor:
     """Return the feature map of a model, of a matrix θ (``x ↦ xᵀθ``), or the identity.
 
-    A linear layer is applied in float64; any other module in the dtype of its parameters,
-    in evaluation mode and without gradients.
+    A linear layer is applied in float64; any other module in the dtype of its parameters (token
+    ids stay whole numbers), in evaluation mode and without gradients.
     """
     if model is None:
         return lambda inputs: inputs
-    if isinstance(model, Tensor | nn.Linear):
+    if isinstance(model, Tensor | np.ndarray | nn.Linear):
         theta = model.weight if isinstance(model, nn.Linear) else real(model).T
-        weight = theta.detach().to("cpu", torch.float64)
         bias = getattr(model, "bias", None)
-        bias = None if bias is None else bias.detach().to("cpu", torch.float64)
-
-        def linear(inputs: Tensor) -> Tensor:
-            if inputs.ndim != 2 or inputs.shape[1] != weight.shape[1]:
-                came = f"the inputs have shape {tuple(inputs.shape[1:])} per sample"
-                raise InputError(f"the extractor reads {weight.shape[1]} features, but {came}.")
-            return nn.functional.linear(inputs.to(torch.float64), weight, bias)
-
-        return linear
+        given = (theta, *([] if bias is None else [bias]))
+        return Linear(*(each.detach().to("cpu", torch.float64) for each in given))
     if isinstance(model, nn.Module):
         if model.training:
             raise InputError("the model is in training mode; call model.eval() first.")
-        parameter = next(model.parameters(), torch.zeros(()))
 
         @torch.no_grad()
         def extract(inputs: Tensor) -> Tensor:
-            return model(inputs.to(parameter.device, parameter.dtype))
+            try:
+                found = run_model(model, inputs)
+            except (ImmunisError, torch.OutOfMemoryError):
+                raise
+            except (RuntimeError, TypeError, ValueError) as error:  # a model may fail in any way
+                shape = f"shape {tuple(inputs.shape)} and {inputs.dtype}"
+                raise InputError(f"the model cannot read inputs of {shape}: {error}") from error
+            if isinstance(found, Tensor):
+                return found
+            raise InputError(
+                f"the model returns {type(found).__name__}; expected a tensor of features (samples,"
+                " features). Wrap it in a module that returns one row for each sample."
+            )
 
         return extract
     raise InputError(f"expected a matrix θ or an nn.Module, got {type(model).__name__}.")
@@ -240,11 +287,14 @@ def check_pair(primary: Task, harmful: Task) -> None:
 
 
 def paired_grams(
-    primary: Task, harmful: Task, extractor: Extractor | None = None
+    primary: Task,
+    harmful: Task,
+    extractor: Extractor | None = None,
+    seen: Callable[[int], None] = lambda _: None,
 ) -> tuple[Gram, Gram]:
-    """Stream both tasks into moments, refusing pairs that cannot be compared."""
+    """Stream both tasks into moments as ``gram`` does, refusing pairs that cannot be compared."""
     check_pair(primary, harmful)
-    grams = gram(primary, extractor), gram(harmful, extractor)
+    grams = gram(primary, extractor, seen), gram(harmful, extractor, seen)
     check_moments(primary.name, grams[0])
     check_moments(harmful.name, grams[1])
     return grams

@@ -9,65 +9,111 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from immunis.core.display import Shown
 from immunis.core.errors import RankWarning
-from immunis.core.records import Record
-from immunis.core.thinning import log_places
+from immunis.core.jobs import Progress
+from immunis.core.progress import with_progress
+from immunis.core.records import Record, log_places
 from immunis.data.checks import EPS64
+from immunis.data.scale import warn_if_uneven
 from immunis.data.task import Task
-from immunis.theory.frontier import ceiling
-from immunis.theory.gram import Gram, as_extractor, check_moments, paired_grams
-from immunis.theory.rho import rho_of_gram
+from immunis.theory.definition import Definition, definition
+from immunis.theory.frontier import FLOOR, ceilings
+from immunis.theory.gram import Gram, as_extractor, check_moments, check_pair, paired_grams
+from immunis.theory.probes import rho_of_gram
+from immunis.theory.rir import RelativeImmunizationRatio
 from immunis.theory.spectrum import Spectrum, quiet_spectrum
 
 RIDGE = 1e-3
 
 
-@dataclass(frozen=True)
-class Measurement:
+@dataclass(frozen=True, repr=False)
+class Measurement(Shown):
     """How a primary and a harmful task look through an extractor, before any defence.
 
     ``ceiling`` is RIR*, the largest RIR a further linear map can reach, ∞ with free directions;
     ``ridge_ceiling`` the same with both Grams damped by 10⁻³ of their mean eigenvalue.
-    ``free_directions`` counts dimensions that only the harmful task uses. ``rho`` is the share of
-    the harmful labels that a ridge probe explains, None for constant labels.
+    ``free_directions`` counts dimensions that only the harmful task uses: ``shared_ceiling`` is RIR
+    of maps that drop or decouple them, ``floored_ceiling`` with them shrunk to 10⁻³.
+    ``definition`` is how far a linear map can meet Definition 3.1: by the largest κ_H at the same
+    κ_P. ``rho`` is the share of the harmful labels that a ridge probe explains, None for constant
+    labels.
     """
 
     primary: Spectrum
     harmful: Spectrum
     ceiling: float
     ridge_ceiling: float
+    shared_ceiling: float
+    floored_ceiling: float
     free_directions: int
+    definition: Definition
     rho: float | None
     tasks: tuple[Task, Task]
     seconds: float
+
+    def __repr__(self) -> str:
+        names = " / ".join(task.name for task in self.tasks)
+        rho = "None" if self.rho is None else f"{self.rho:.3g}"
+        return f"Measurement({names!r}, ceiling={self.ceiling:.3g}, rho={rho})"
 
     @cached_property
     def record(self) -> Record:
         """The measurement as a record (hashes the data, which takes a pass over it)."""
         primary, harmful = self.tasks
         spectra = {role: spectrum_figures(getattr(self, role)) for role in ("primary", "harmful")}
-        names = ("ceiling", "ridge_ceiling", "free_directions", "rho")
+        ceilings = ("ceiling", "ridge_ceiling", "shared_ceiling", "floored_ceiling")
+        names = (*ceilings, "free_directions", "rho")
         return Record(
             kind="measure",
             name=f"{primary.name} / {harmful.name}",
-            figures=spectra | {name: getattr(self, name) for name in names},
-            settings={"ridge": RIDGE},
+            figures={
+                **spectra,
+                **{name: getattr(self, name) for name in names},
+                "definition": self.definition.figures,
+            },
+            settings={"ridge": RIDGE, "floor": FLOOR},
             data=data_figures(primary=primary, harmful=harmful),
             seconds=self.seconds,
         )
 
 
-def measure(primary: Task, harmful: Task, model: nn.Module | Tensor | None = None) -> Measurement:
+@with_progress
+def measure(
+    primary: Task,
+    harmful: Task,
+    model: nn.Module | Tensor | np.ndarray | None = None,
+    *,
+    progress: Progress | bool = True,
+) -> Measurement:
     """Measure two tasks through an extractor (the inputs themselves if none is given).
 
-    Warns with ``RankWarning`` where a spectrum is rank-deficient, and names the features that are
-    zero, constant or duplicates. Raises ``InputError`` for data that cannot be measured.
+    ``progress`` is True for a bar on a terminal and lines elsewhere, False for neither, or a
+    function of a label and the share of the work done. Warns with ``RankWarning`` where a spectrum
+    is rank-deficient, and names the features that are zero, constant or duplicates; with
+    ``ScaleWarning`` where the features of a linear extractor differ much in scale. Raises
+    ``InputError`` for data that cannot be measured.
     """
     began = time.perf_counter()
-    return measured(paired_grams(primary, harmful, as_extractor(model)), (primary, harmful), began)
+    check_pair(primary, harmful)
+    extract = as_extractor(model)
+    if not isinstance(model, nn.Module) or isinstance(model, nn.Linear):
+        warn_if_uneven(primary, extract)
+    counts = [task.train.count() for task in (primary, harmful)]
+    done, total = 0, sum(count or 0 for count in counts) if all(counts) else 0
+
+    def seen(rows: int) -> None:
+        nonlocal done
+        done += rows
+        assert callable(progress)
+        progress("reading features", min(1.0, done / total) if total else 0.0)
+
+    grams = paired_grams(primary, harmful, extract, seen)
+    return measured(grams, (primary, harmful), began)
 
 
 def measured(grams: tuple[Gram, Gram], tasks: tuple[Task, Task], began: float) -> Measurement:
@@ -76,12 +122,17 @@ def measured(grams: tuple[Gram, Gram], tasks: tuple[Task, Task], began: float) -
         check_moments(task.name, moments)
         warn_if_deficient(task.name, moments)
     primary, harmful = map(quiet_spectrum, grams)
+    reach = ceilings(*grams)
     return Measurement(
         primary,
         harmful,
-        ceiling=ceiling(*grams),
-        ridge_ceiling=ceiling(*grams, RIDGE),
-        free_directions=harmful.free_directions(primary),
+        ceiling=reach.rir,
+        ridge_ceiling=ceilings(*grams, RIDGE).rir,
+        shared_ceiling=reach.shared,
+        floored_ceiling=reach.floored,
+        free_directions=reach.free_directions,
+        # an invertible map keeps the primary optimum
+        definition=definition(RelativeImmunizationRatio(reach.harmful, 1.0), (0.0, 0.0)),
         rho=rho_of_gram(grams[1]) if float(grams[1].target_scatter.trace()) > 0 else None,
         tasks=tasks,
         seconds=time.perf_counter() - began,
@@ -103,7 +154,7 @@ def warn_if_deficient(name: str, moments: Gram) -> None:
     why = "; ".join(causes) or "some features are linear combinations of others"
     warnings.warn(
         f"{name}: rank {spectrum.rank} of {spectrum.dimension}: {why}. κ is over the non-zero "
-        "directions; drop redundant features to make it speak of all.",
+        "directions; drop redundant features to make κ cover all features.",
         RankWarning,
         stacklevel=3,
     )
@@ -157,6 +208,7 @@ def data_figures(**tasks: Task) -> dict[str, Any]:
             "outputs": task.outputs,
             "train": task.train.fingerprint(),
             "test": None if task.test is None else task.test.fingerprint(),
+            **({} if task.scale is None else {"standardised": True}),
         }
         for role, task in tasks.items()
     }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from immunis.core.errors import InputError, NumericalError
-from immunis.theory.scale import check_size, in_dtype
+from immunis.data.checks import check_size, in_dtype
 
 
 class _Preconditioned(torch.autograd.Function):

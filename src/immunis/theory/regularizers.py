@@ -16,10 +16,9 @@ from torch.autograd.function import once_differentiable
 
 from immunis.core.distributed import summed_with_gradient, world
 from immunis.core.errors import InputError, NumericalError
+from immunis.data.checks import LARGEST_MATRIX, check_size, in_dtype, power_of_two, real
 from immunis.theory.gram import symmetric
-from immunis.theory.projectors import End, leading_projector, trailing_projector
-from immunis.theory.scale import LARGEST_MATRIX, check_size, in_dtype, power_of_two, real
-from immunis.theory.spectrum import eigh, relative_cutoff
+from immunis.theory.spectrum import End, leading_projector, relative_cutoff, trailing_projector
 
 Pair = tuple[Tensor, Tensor]  # value and gradient
 
@@ -65,9 +64,9 @@ def _singular(
     """
     s = matrix.to("cpu")
     if rank is not None and not 0 <= rank <= min(s.shape):
-        raise InputError(f"rank={rank} of a matrix of shape {tuple(s.shape)}.")
+        raise InputError(f"rank={rank}: expected 0 to {min(s.shape)}, the matrix's smaller side.")
     if s.shape[0] == s.shape[1] and torch.equal(s, s.T):
-        values, vectors = eigh(s)
+        values, vectors = torch.linalg.eigh(s)
         order = values.abs().argsort(descending=True)
         sigma, v = values[order].abs(), vectors[:, order]
         u = v * values[order].sign()
