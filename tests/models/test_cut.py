@@ -6,15 +6,18 @@ from torch import nn
 
 from helpers.networks import Encoder, Residual, Turned, mlp
 from immunis import InputError
-from immunis.models.cut import channels_last
-from immunis.models.find_head import cut
+from immunis.models.find_cut import cut
+from immunis.models.positions import channels_last
 
 
 def test_layers_are_read_by_name_at_input_or_output():
     model, x = mlp(), torch.randn(7, 4)
     found = cut(model, x, 3)
-    inner, before, features = (found.features(x, layer) for layer in ("0", "2:in", ""))
-    torch.testing.assert_close(inner, model[0](x))
+    stage, first, before, features = (
+        found.features(x, layer) for layer in ("0", "1:in", "2:in", "")
+    )
+    torch.testing.assert_close(stage, model[:2](x))  # a stage, behind its activation
+    torch.testing.assert_close(first, model[0](x))
     torch.testing.assert_close(before, model[1](model[0](x)))
     torch.testing.assert_close(features, model[:3](x))
 
@@ -24,7 +27,7 @@ def test_a_convolutional_network_and_pooling():
     found = cut(Residual().eval(), x, outputs=3)
     assert found.head == "fc"
     assert found.stages == ("stem", "layer1", "layer2")
-    assert found.trailing == ()
+    assert found.norms == {"stem": ("norm",)}
     assert found.last_linear is None
     assert found.features(x, "layer1").shape == (5, 6)
 
@@ -188,3 +191,41 @@ def test_an_extractor_may_return_more_than_a_tensor_where_a_head_is_beside_it():
         expected = head(nn.functional.linear(inputs, layer.weight, layer.bias).mean((1, 2)))
         found = cut((nn.Sequential(layer).eval(), head), inputs[:2])
         assert torch.allclose(found.answers(inputs), expected, atol=1e-6)
+
+
+def test_maps_are_all_that_a_stage_gives_and_first_is_its_first_token():
+    x = torch.randn(5, 1, 8, 8)
+    network = Residual().eval()
+    found = cut(network, x, outputs=3)
+    assert found.positioned == ("stem", "layer1", "layer2") and found.token_stages == ()
+    stage = network.norm(network.stem(x)).relu()
+    rows = found.features(x, "stem:maps")
+    torch.testing.assert_close(rows, stage.movedim(1, -1).flatten(1))
+    torch.testing.assert_close(rows.reshape(5, 64, 4).mean(1), found.features(x, "stem"))
+
+
+def test_several_layers_are_read_in_one_pass():
+    passes, x, network = [], torch.randn(5, 1, 8, 8), Residual().eval()
+    found = cut(network, x, outputs=3)
+    network.stem.register_forward_hook(lambda *_: passes.append(1))
+    layers = ("", "stem", "layer2:maps")
+    several = found.features_at(x, layers)
+    assert passes == [1]
+    for layer in layers:
+        torch.testing.assert_close(several[layer], found.features(x, layer))
+
+
+def test_tokens_are_told_from_positions_and_samples_may_come_second():
+    model, x = Turned().eval(), torch.randn(5, 7, 4)
+    found = cut(model, x, outputs=3, head="head")
+    assert found.token_stages == found.positioned == found.stages
+    assert found.tokens_first
+    (stage, *_) = found.tokens_first & set(found.stages)
+    held = found.capture(x, (stage,))[stage]  # tokens first
+    torch.testing.assert_close(found.features(x, f"{stage}:first"), held[0])
+    torch.testing.assert_close(found.features(x, f"{stage}:maps"), held.transpose(0, 1).flatten(1))
+
+
+def test_flat_networks_have_no_positions():
+    found = cut(mlp(), torch.randn(7, 4), 3)
+    assert found.stages and found.positioned == found.token_stages == ()

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from helpers.networks import Residual, Tokens
-from immunis.models.find_head import cut
+from immunis.models.find_cut import cut
 from immunis.models.zoo import reinitialise, untrained
 
 

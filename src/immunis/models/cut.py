@@ -1,8 +1,9 @@
 """A model cut into extractor and head: its features at any layer, its parameters by pattern.
 
 The head is the linear classifier that ends the model; features are its input, or the output of a
-model without a head. Features of rank above two are averaged over positions or tokens. Own hooks:
-timm's and transformers' cover neither other models nor the input of the head.
+model without a head. Features of rank above two are averaged over positions or tokens; of text,
+over the tokens that its mask keeps. Own hooks: timm's and transformers' cover neither other models
+nor the input of the head.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -18,79 +19,23 @@ import torch
 from torch import Tensor, nn
 
 from immunis.core.errors import InputError, SettingsError, unknown
+from immunis.data.feed import run_model
+from immunis.models.joined import Joined
+from immunis.models.positions import (
+    FIRST,
+    GRID,
+    MAPS,
+    Borders,
+    all_positions,
+    channels_last,
+    logits_of,
+    mask_of,
+    on_grid,
+    pooled,
+    tensor_of,
+)
 
 OUTPUT = ":out"  # among layer names: the model's own output
-
-
-def run_model(model: nn.Module, inputs: Tensor) -> Any:
-    """Return a model's output for inputs moved to its device and, except token ids, its dtype."""
-    parameter = next(model.parameters(), torch.zeros(()))
-    embeds = any(isinstance(module, nn.Embedding) for module in model.modules())
-    tokens = embeds and inputs.dtype in (torch.int32, torch.int64)
-    try:
-        return model(inputs.to(parameter.device, None if tokens else parameter.dtype))
-    except IndexError as error:
-        if inputs.is_floating_point() or not inputs.numel():
-            raise
-        raise InputError(
-            f"token ids from {int(inputs.min())} to {int(inputs.max())}: {error}. Use the model's "
-            "own tokenizer."
-        ) from error
-
-
-def tensor_of(output: Any) -> Tensor:
-    """Return the tensor in a model's output: itself, the pooled output or last hidden state."""
-    if isinstance(output, tuple | list) and output:
-        output = output[0]
-    if isinstance(output, Tensor):
-        return output
-    for key in ("pooler_output", "last_hidden_state", "logits"):
-        found = output.get(key) if isinstance(output, Mapping) else getattr(output, key, None)
-        if found is not None:
-            return found
-    raise InputError(f"the model returns {type(output).__name__}; expected a tensor of features.")
-
-
-def logits_of(output: Any) -> Tensor:
-    """Return the logits in a model's output, or its tensor if none is named so."""
-    named = output.get("logits") if isinstance(output, Mapping) else None
-    named = getattr(output, "logits", named)
-    return tensor_of(output) if named is None else named
-
-
-def channels_last(layer: nn.Module, output: Tensor) -> bool | None:
-    """Return whether a layer's output has its channels last, by its parts' widths; None if unclear.
-
-    Convolutions and BatchNorm have them second, linear layers and LayerNorm last.
-    """
-    if output.ndim not in (3, 4):
-        return None
-    parts, flat = list(layer.modules()), output.ndim == 3  # flat output of Conv2d is tokens
-    second = {m.out_channels for m in parts if isinstance(m, nn.Conv1d if flat else nn.Conv2d)}
-    norm = nn.BatchNorm1d if flat else nn.BatchNorm2d
-    second |= {m.num_features for m in parts if isinstance(m, norm)}
-    last = {m.out_features for m in parts if isinstance(m, nn.Linear)}
-    last |= {m.normalized_shape[-1] for m in parts if isinstance(m, nn.LayerNorm)}
-    is_second, is_last = output.shape[1] in second, output.shape[-1] in last
-    return is_last if is_second != is_last else None
-
-
-def pooled(features: Tensor, last: bool | None = None) -> Tensor:
-    """Return features averaged over positions or tokens: (n, D).
-
-    ``last`` says whether channels come last; None means (n, C, H, W) and (n, T, C).
-    """
-    last = features.ndim == 3 if last is None else last
-    if features.ndim == 4:
-        return features.mean((1, 2) if last else (2, 3))
-    if features.ndim == 3:
-        return features.mean(1 if last else 2)
-    if features.ndim != 2:
-        raise InputError(
-            f"features have shape {tuple(features.shape)}; expected (n, D), (n, T, C), (n, C, H, "
-            "W) or (n, H, W, C). Wrap the model so that it pools its features itself."
-        )
-    return features
 
 
 @dataclass(frozen=True)
@@ -98,25 +43,33 @@ class Cut:
     """A model, its head, and the stages of its extractor in the order they run.
 
     Layers have their names in ``named_modules``; ``"NAME:in"`` is the input of a module, ``""``
-    the features.
+    the features; a stage is read at its outlet. ``"NAME:maps"`` is what it gives before pooling,
+    in one row a sample, ``"NAME:first"`` the first of its tokens, and ``"NAME:grid"`` means over a
+    coarse grid.
 
     Attributes:
         head: name of the linear head; None if the model is an extractor.
-        trailing: normalisation layers behind the last stage; they are trained with it.
+        norms: normalisation layers behind a stage; they are trained, frozen and drawn with it.
+        outlets: where stages without an activation inside are read (``models.outlets``).
         last_linear: name of the linear layer whose output is the features, if there is one.
         tokens_first: stages whose output is (tokens, samples, …), as with ``batch_first=False``.
+        positioned: stages whose output has several positions or tokens, which pooling averages.
+        token_stages: those among them that give tokens: (n, T, C).
         bypasses_head: the model's own answers (the first of several) do not come from the head.
-        picks_token: the head reads all tokens of a sample; the answer depends on one of them, which
-            is then the features.
+        picks_token: the head reads all tokens of a sample, and the answer comes from one of them.
+            That token is the features.
     """
 
     model: nn.Module
     head: str | None
     stages: tuple[str, ...] = ()
-    trailing: tuple[str, ...] = ()
+    norms: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    outlets: Mapping[str, str] = field(default_factory=dict, hash=False)
     last_linear: str | None = None
     width: int = 0
     tokens_first: frozenset[str] = frozenset()
+    positioned: tuple[str, ...] = ()
+    token_stages: tuple[str, ...] = ()
     bypasses_head: bool = False
     picks_token: bool = False
 
@@ -140,6 +93,14 @@ class Cut:
             )
         return _linear(self.model, self.last_linear)
 
+    @property
+    def pooling(self) -> str:
+        """Return what makes one row of the tokens of a text."""
+        if self.picks_token:
+            return "the token that answers"
+        own = getattr(self.model, "pooling", None)
+        return own if isinstance(own, str) else "the model's own, or mean"
+
     def last_weights(self) -> tuple[Tensor, Tensor]:
         """Return weight (out×in) and bias (or zeros) of ``last_layer``, float64 on the CPU."""
         layer = self.last_layer
@@ -152,7 +113,7 @@ class Cut:
 
         A pattern is a module's name (``"layer4"``: all parameters within) or has wildcards and
         matches modules (``"blocks.[45]"``) or parameters (``"*.bias"``). For a pair (extractor,
-        head) names are those inside the extractor. No patterns: last stage and ``trailing``.
+        head) names are those inside the extractor. No patterns: the last stage and its norms.
         """
         every = dict(self.model.named_parameters(remove_duplicate=False))
         if self.head is not None:
@@ -161,13 +122,15 @@ class Cut:
         known = {name.removeprefix(root): name for name in every}
         modules = [n for n, _ in self.model.named_modules(remove_duplicate=False) if n != self.head]
         modules = [n.removeprefix(root) for n in modules if n.startswith(root) and n]
-        last = tuple(f"{name}." for name in (*self.stages[-1:], *self.trailing))
+        last = tuple(f"{name}." for name in self.with_norms(self.stages[-1:]))
         chosen = set() if patterns else {n for n in every if n.startswith(last)}
         for pattern in patterns:
             within = tuple(f"{name}." for name in modules if fnmatchcase(name, pattern))
             found = [n for n in known if n.startswith(within) or fnmatchcase(n, pattern)]
             if not found and f"{root}{pattern}" == self.head:
-                raise SettingsError(f"{pattern!r} is the head, which is always trained.")
+                raise SettingsError(
+                    f"{pattern!r} is the head, which is always trained: leave it out."
+                )
             if not found and pattern in modules:
                 raise SettingsError(f"layer {pattern!r} has no parameters: nothing to train in it.")
             if not found:
@@ -177,6 +140,10 @@ class Cut:
             raise SettingsError("the model has no parameters below its head: nothing to train.")
         same = {id(every[name]) for name in chosen}  # a shared parameter has several names
         return [n for n, p in self.model.named_parameters() if id(p) in same and n in every]
+
+    def with_norms(self, stages: Sequence[str]) -> list[str]:
+        """Return stages, and behind each of them its normalisation layers."""
+        return [name for stage in stages for name in (stage, *self.norms.get(stage, ()))]
 
     def copy(self) -> Cut:
         """Return an independent copy."""
@@ -192,11 +159,16 @@ class Cut:
 
     def features(self, inputs: Tensor, layer: str = "") -> Tensor:
         """Return pooled features (n, D) at a layer, with gradients if enabled."""
-        found = self.capture(inputs, (layer, OUTPUT))
-        if layer not in found:
-            which = f"layer {layer!r}" if layer else f"head {self.head!r}"
-            raise InputError(f"{which} is in the model but was never run.")
-        return self.pool(layer, found[layer], found[OUTPUT])
+        return self.features_at(inputs, (layer,))[layer]
+
+    def features_at(self, inputs: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return pooled features at several layers, from one run of the model."""
+        found = self.capture(inputs, (*layers, OUTPUT))
+        for layer in layers:
+            if layer not in found:
+                which = f"layer {layer!r}" if layer else f"head {self.head!r}"
+                raise InputError(f"{which} is in the model but was never run.")
+        return {layer: self.pool(layer, found[layer], found[OUTPUT], inputs) for layer in layers}
 
     def answers(self, inputs: Tensor) -> Tensor:
         """Return the model's own answers, one row per input.
@@ -209,11 +181,20 @@ class Cut:
             return found
         return head(self.features(inputs))
 
-    def pool(self, layer: str, output: Any, answers: Any) -> Tensor:
+    def pool(
+        self, layer: str, output: Any, answers: Any, inputs: Tensor, borders: Borders | None = None
+    ) -> Tensor:
         """Return features of a layer's output: its mean over positions or tokens, if it has any.
 
-        If the model ``picks_token``, its features are the token whose head output is the answer.
+        ``inputs`` tell which tokens are padding, and do not count. If the model ``picks_token``,
+        its features are the token whose head output is the answer. ``borders`` cut a grid.
         """
+        mask = mask_of(self.model, inputs)
+        if layer.endswith(GRID):
+            return on_grid(self._channels_last(layer, output), mask, borders)
+        if layer.endswith((MAPS, FIRST)):
+            positions = self.unpooled(layer, output, mask)
+            return positions.flatten(1) if layer.endswith(MAPS) else positions[:, 0]
         found, head = tensor_of(output), self.head_layer
         if layer in self.tokens_first:
             found = found.transpose(0, 1)
@@ -221,34 +202,57 @@ class Cut:
             found = found.flatten(1, -2)
             with torch.no_grad():
                 far = (head(found) - logits_of(answers)[:, None]).abs().sum(-1)
+                if mask is not None:
+                    far = far.masked_fill(mask[:, : far.shape[1]].to(far.device) == 0, torch.inf)
             return found[torch.arange(len(found), device=found.device), far.argmin(1)]
         if (not layer and head is not None) or layer.endswith(":in"):
-            return pooled(found, True)
-        last = channels_last(self.model.get_submodule(layer), found)
-        if last is None and str(getattr(self.model, "output_fmt", "")).endswith("NHWC"):  # timm
-            last = True
-        return pooled(found, last)
+            return pooled(found, True, mask)
+        return pooled(found, self.has_channels_last(layer, found), mask)
+
+    def unpooled(self, layer: str, output: Any, mask: Tensor | None = None) -> Tensor:
+        """Return all positions or tokens of a stage's output, channels last: (n, T, C).
+
+        Of text, tokens that ``mask`` (n, T) drops are zero.
+        """
+        return all_positions(self._channels_last(layer, output), mask)
+
+    def _channels_last(self, layer: str, output: Any) -> Tensor:
+        """Return a stage's output, samples first and channels last."""
+        stage, found = _module_of(layer), tensor_of(output)
+        if stage in self.tokens_first:
+            found = found.transpose(0, 1)
+        last = self.has_channels_last(stage, found)
+        if found.ndim > 2 and not (found.ndim == 3 if last is None else last):
+            found = found.movedim(1, -1)
+        return found
+
+    def has_channels_last(self, layer: str, output: Tensor) -> bool | None:
+        """Return whether a layer's output has its channels last; None if unclear."""
+        last = channels_last(self.model.get_submodule(layer), output)
+        nhwc = str(getattr(self.model, "output_fmt", "")).endswith("NHWC")  # timm's word
+        return True if last is None and nhwc else last
 
     def watch(self, layers: Iterable[str], found: dict[str, Any]) -> list[Any]:
         """Add hooks that put what each layer gives into ``found``; return handles to remove."""
         names = {layer: layer or (f"{self.head}:in" if self.head else "") for layer in layers}
-        modules = {
-            layer: self.model.get_submodule(name.removesuffix(":in"))
+        places = {
+            layer: name if name.endswith(":in") else self.outlets.get(_module_of(name), name)
             for layer, name in names.items()
             if name not in ("", OUTPUT)
         }
 
-        def add(layer: str, module: nn.Module) -> Any:
+        def add(layer: str, place: str) -> Any:
             def keep(*values: Any) -> None:
                 found[layer] = next(iter(values), None)
 
-            if names[layer].endswith(":in"):
+            module = self.model.get_submodule(_module_of(place))
+            if place.endswith(":in"):
                 return module.register_forward_pre_hook(
                     lambda _, given, named: keep(*given, *named.values()), with_kwargs=True
                 )
             return module.register_forward_hook(lambda _, __, output: keep(output))
 
-        return [add(layer, module) for layer, module in modules.items()]
+        return [add(layer, place) for layer, place in places.items()]
 
     def capture(self, inputs: Tensor, layers: Sequence[str]) -> dict[str, Any]:
         """Run the model once; return what each layer that ran gave, in the order they ended."""
@@ -263,21 +267,13 @@ class Cut:
         return found | {layer: output for layer in layers if layer in whole}
 
 
+def _module_of(layer: str) -> str:
+    """Return the name of the module that a layer's name begins with."""
+    return layer.removesuffix(":in").removesuffix(MAPS).removesuffix(FIRST).removesuffix(GRID)
+
+
 def _linear(model: nn.Module, name: str) -> nn.Linear:
     layer = model.get_submodule(name)
     if not isinstance(layer, nn.Linear):
         raise InputError(f"layer {name!r} is a {type(layer).__name__}, not a linear layer.")
     return layer
-
-
-class Joined(nn.Sequential):
-    """An extractor and a head that reads the extractor's pooled output."""
-
-    EXTRACTOR = "0."  # prefix of the extractor's parameter names
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the head's answers; channels are the dimension as wide as the head's input."""
-        extractor, head = self
-        found, wanted = tensor_of(extractor(inputs)), head.in_features
-        second, last = found.shape[1] == wanted, found.shape[-1] == wanted
-        return head(pooled(found, last if second != last else channels_last(extractor, found)))

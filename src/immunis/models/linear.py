@@ -8,18 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from immunis.core.errors import InputError
-from immunis.data.checks import as_tensor
+from immunis.data.checks import as_tensor, in_dtype, square
 from immunis.data.task import Task
+from immunis.models.cut import Cut
 from immunis.theory.gram import Gram
-from immunis.theory.ridge import ridge_weights
-from immunis.theory.scale import in_dtype, square
-from immunis.theory.spectrum import relative_cutoff
+from immunis.theory.logistic import logistic
+from immunis.theory.probes import ridge_weights
+from immunis.theory.spectrum import COARSEST, relative_cutoff
+
+ROWS, STEPS = 256, 200  # read at a time; of L-BFGS
+DECAY = 0.1
 
 
-def invertible(matrix: Tensor) -> bool:
-    """Return True if no singular value of a square matrix is numerically zero."""
+def invertible(matrix: Tensor, dtype: torch.dtype = torch.float64) -> bool:
+    """Return True if no singular value of a square matrix is zero to the rounding of a dtype."""
     sigma = torch.linalg.svdvals(matrix)
-    return float(sigma[-1]) > float(sigma[0]) * relative_cutoff(len(matrix))
+    share = min(len(matrix) * torch.finfo(dtype).eps, COARSEST)
+    return float(sigma[-1]) > float(sigma[0]) * share
 
 
 def linear_layer(weights: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -66,6 +71,25 @@ def least_squares_head(features: Gram) -> nn.Linear:
     return linear_layer(weights, features.target_mean - features.mean @ weights)
 
 
+def fit_logistic_head(whole: Cut, task: Task) -> None:
+    """Fit a model's head to a task's classes on its features as they are: logistic regression.
+
+    The penalty is ``DECAY/n·‖W‖²/2`` on features of mean length one.
+    """
+    head = whole.head_layer
+    if head is None or task.kind != "classification":
+        raise InputError(f"{task.name}: a head is fitted to classes, on a model that has one.")
+    with torch.no_grad():
+        parts = [(whole.features(x).float().cpu(), y) for x, y in task.train.batches(ROWS)]
+    z, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+    size = z.norm(dim=1).mean().clamp(min=torch.finfo(z.dtype).tiny)
+    weights, bias, _ = logistic(z / size, task.positions(labels), task.outputs, 1 / DECAY, STEPS)
+    with torch.no_grad():
+        head.weight.copy_(weights / size)
+        if head.bias is not None:
+            head.bias.copy_(bias)
+
+
 def checked_head(head: nn.Linear, theta: Tensor, primary: Task) -> nn.Linear:
     """Return a head in float64; refuse one that does not fit the extractor or the task."""
     wanted = (primary.outputs, len(theta))
@@ -86,13 +110,16 @@ def _least_squares(features: Gram, cross: Tensor) -> Tensor:
     return ridge_weights(features.scatter, cross, 0.0, share)
 
 
-def compensated_head(head: nn.Linear, change: Tensor, features: Gram) -> tuple[nn.Linear, bool]:
+def compensated_head(
+    head: nn.Linear, change: Tensor, features: Gram, dtype: torch.dtype = torch.float64
+) -> tuple[nn.Linear, bool]:
     """Return the head on ``zT`` that predicts what ``head`` predicts on z, and if it is exact.
 
-    It is exact for an invertible T, and the least-squares fit for a singular one.
+    It is exact for an invertible T, and the least-squares fit for a singular one. T was rounded to
+    ``dtype``; a singular T that rounding made invertible is still taken as singular.
     """
     weights, bias = head.weight.T, head.bias
-    if invertible(change):
+    if invertible(change, dtype):
         return linear_layer(torch.linalg.solve(change, weights), bias), True
     new = features.transform(change)
     fitted = _least_squares(new, change.T @ features.scatter @ weights)

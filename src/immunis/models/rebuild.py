@@ -1,8 +1,15 @@
-"""What timm or transformers needs to build a model again, tried by building it."""
+"""A configuration from which one's own PyTorch model can be built again, or why it cannot.
+
+Layers of ``torch.nn`` in ``nn.Sequential`` are written down with their arguments, so that nobody's
+code is needed. Any other model is its class with the keywords it was made with. Both are tried:
+what is built must have the same tensors and the same printed structure.
+"""
 
 from __future__ import annotations
 
-import copy
+import inspect
+import json
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,127 +17,110 @@ import torch
 from torch import nn
 
 from immunis.core.errors import SettingsError
-from immunis.core.records import Record
 from immunis.core.settings import differing
-from immunis.data.transforms import SCALINGS, SIZE
-from immunis.models.cut import logits_of
 
-KEPT = ["input_size", "fixed_input_size", "mean", "std", "interpolation", "crop_pct", "pool_size"]
+PLACES = ("device", "dtype")  # arguments that are no part of an architecture
 
 
-def config(
-    model: nn.Module, record: Record | None = None, options: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return what a library needs to build the model again; refuse if that gives another model.
+class _OpaqueError(Exception):
+    """What keeps a layer from being written down."""
 
-    timm does not keep the options of ``create_model``; by default they are the recipe's.
+
+def described(model: nn.Module, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return how a model is built again: its ``layers``, or its class and ``model_args``.
+
+    Where neither can be told, ``not_rebuilt`` says why. ``options`` are the keywords that a class
+    of one's own was made with; of a ``PyTorchModelHubMixin`` they are known.
+
+    Raises:
+        SettingsError: if the class, with the options given, builds another model.
     """
-    if hasattr(model, "peft_config"):
-        raise SettingsError(
-            "the model holds peft's adapters, and from_pretrained would give its layers random "
-            "weights. Call merge_and_unload() on it, and export the result."
-        )
-    recipe = {} if record is None else record.settings.get("recipe", {})
-    options = dict(recipe.get("model", {}).get("options", {}) if options is None else options)
-    args = {"model_args": options} if options else {}
-    own: Any = getattr(model, "config", None)
-    if callable(getattr(own, "to_dict", None)) and hasattr(model, "from_pretrained"):
-        return {**_fitting_config(model).to_dict(), "architectures": [type(model).__name__]}
-    pretrained: Any = getattr(model, "pretrained_cfg", None)
-    if isinstance(pretrained, Mapping):
-        name, head = pretrained["architecture"], getattr(model, "get_classifier", lambda: None)()
-        classes = getattr(head, "out_features", getattr(model, "num_classes", None))
-        own = {key: pretrained[key] for key in KEPT if pretrained.get(key) is not None}
-        own |= {key: pretrained.get(key) for key in ("first_conv", "classifier")}
-        own |= {"num_classes": classes, **(shown(recipe.get("data", {})) or {})}
-        if options.get("in_chans", 3) != 3:
-            own["first_conv"] = None  # timm would adapt weights that fit
-        _check_timm(model, name, own, options)
-        features = getattr(model, "num_features", None)
-        found = {"architecture": name, "num_classes": classes, "num_features": features}
-        return {**found, "pretrained_cfg": own, **args}
-    if named := recipe.get("model", {}).get("torchvision"):
-        labels = _labels(model)
-        return {"library": "torchvision", "architecture": named, "num_classes": labels, **args}
-    return {"architectures": [type(model).__name__], "library": "torch"}
-
-
-def _labels(model: nn.Module) -> int | None:
-    """Return the outputs of a model's last linear layer."""
-    outputs = [m.out_features for m in model.modules() if isinstance(m, nn.Linear)]
-    return outputs[-1] if outputs else None
-
-
-def _shapes(model: nn.Module) -> dict[str, Any]:
-    return {key: tuple(value.shape) for key, value in model.state_dict().items()}
-
-
-def _fitting_config(model: Any) -> Any:
-    """Return a transformers configuration with as many labels as the head has now."""
-    own = copy.deepcopy(model.config)
-
-    def apart() -> list[str]:
+    kind = type(model)
+    found = {"library": "torch", "architectures": [kind.__name__]}
+    try:
+        layers = _layer(model, kind.__name__)
+        _compare(model, build(json.loads(json.dumps(layers))))
+        return {**found, "layers": layers}
+    except _OpaqueError as error:
+        why = str(error)
+    if kind.__module__.startswith("torch.nn."):
+        return {**found, "not_rebuilt": why}
+    own = getattr(model, "_hub_mixin_config", None) if options is None else options
+    own = dict(own) if isinstance(own, Mapping) else {}
+    found["class"] = f"{kind.__module__}:{kind.__qualname__}"
+    try:
         with torch.device("meta"):
-            made = _shapes(type(model)(own))
-        return [key for key, shape in _shapes(model).items() if made.get(key) != shape]
-
-    try:
-        if apart():
-            own.num_labels = _labels(model)
-        left = apart()
-    except Exception:  # a class that needs more than its configuration
-        return model.config
-    if left:
-        raise SettingsError(
-            f"from_pretrained would build another {type(model).__name__} than this one (it differs "
-            f"in {left[0]}). Change the model's config to fit it first."
-        )
-    return own
+            made = kind(**json.loads(json.dumps(own)))
+        _compare(model, made)
+        return {**found, "model_args": own}
+    except Exception as error:  # a constructor may fail in any way
+        told = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        why = f"{kind.__name__}({_keywords(own)}) does not build it: {told}"
+    if options:
+        raise SettingsError(f"{why}. Give export the options that this one was made with.")
+    return {**found, "not_rebuilt": f"{why}; its arguments were not given to export (options=)"}
 
 
-def _check_timm(
-    model: nn.Module, name: str, own: Mapping[str, Any], options: Mapping[str, Any]
-) -> None:
-    """Refuse if timm builds a model with other shapes, image size or answers."""
-    import timm
+def build(layers: Mapping[str, Any]) -> nn.Module:
+    """Return the model of a description of layers, with fresh weights.
 
-    def size(one: nn.Module) -> Any:
-        return getattr(getattr(one, "patch_embed", None), "img_size", None)
-
-    try:
-        again = timm.create_model(name, pretrained_cfg=dict(own), **options)
-    except Exception as error:  # options may be wrong in any way
-        raise SettingsError(f"timm cannot build {name} with {dict(options)}: {error}") from error
-    apart = differing({**_shapes(model), "": size(model)}, {**_shapes(again), "": size(again)})
-    image = size(model) or own.get("input_size", (3, 224, 224))[1:]
-    if not apart and _answers_differ(model, again, (options.get("in_chans", 3), *image)):
-        apart = ["its answers"]
-    if apart:
-        raise SettingsError(
-            f"timm.create_model({name!r}) with {dict(options) or 'no options'} builds another "
-            f"model (it differs in {apart[0] or 'the image size'}). Give export the options that "
-            "this one was made with: export(..., options={...})."
-        )
+    >>> build({"kind": "Sequential", "parts": {"0": {"kind": "ReLU", "args": {}}}})
+    Sequential(
+      (0): ReLU()
+    )
+    """
+    if "parts" in layers:
+        return nn.Sequential(OrderedDict((n, build(part)) for n, part in layers["parts"].items()))
+    args = {n: tuple(v) if isinstance(v, list) else v for n, v in layers["args"].items()}
+    return getattr(nn, layers["kind"])(**args)
 
 
-@torch.no_grad()
-def _answers_differ(model: nn.Module, again: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Return True if a model with another's weights answers a random image differently."""
-    model = copy.deepcopy(model).to("cpu", torch.float32).eval()
-    again.load_state_dict(model.state_dict())
-    image = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-    try:
-        one = logits_of(model(image))
-    except Exception:  # the model takes other images: it cannot be tried
-        return False
-    other = logits_of(again.eval()(image))
-    return not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()))
+def _layer(module: nn.Module, place: str) -> dict[str, Any]:
+    kind = type(module)
+    if getattr(nn, kind.__name__, None) is not kind:
+        raise _OpaqueError(f"{place} is a {kind.__name__}, no layer of torch.nn")
+    if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
+        raise _OpaqueError(f"{place} was given hooks or a forward of its own")
+    if kind is nn.Sequential:
+        parts = {name: _layer(part, f"{place}.{name}") for name, part in module.named_children()}
+        return {"kind": "Sequential", "parts": parts}
+    if any(True for _ in module.children()):
+        raise _OpaqueError(f"{place} is a {kind.__name__}, which has layers inside")
+    return {"kind": kind.__name__, "args": _arguments(module, place)}
 
 
-def shown(data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return how a recipe's images are prepared, in timm's words; None for other data."""
-    if data.get("source") != "images":
-        return None
-    size, (mean, std) = data.get("size", SIZE), SCALINGS[data.get("scaling", "imagenet")]
-    shape = {"input_size": [3, size, size], "mean": list(mean), "std": list(std)}
-    return {**shape, "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center"}
+def _arguments(layer: nn.Module, place: str) -> dict[str, Any]:
+    """Return the arguments of a layer's constructor, which it keeps as attributes."""
+    found: dict[str, Any] = {}
+    if type(layer) is nn.Identity:  # takes any argument, and forgets it
+        return found
+    for name, parameter in inspect.signature(type(layer).__init__).parameters.items():
+        if name in ("self", *PLACES) or name.startswith("_"):
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise _OpaqueError(f"{place}: a {type(layer).__name__} does not keep its arguments")
+        value = getattr(layer, name, parameter.default)
+        if name == "bias":
+            value = value is not None and value is not False
+        if not _plain(value):
+            raise _OpaqueError(f"{place}: {name} of {type(layer).__name__} cannot be written down")
+        found[name] = value
+    return found
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _compare(model: nn.Module, made: nn.Module) -> None:
+    shapes = [{n: tuple(t.shape) for n, t in each.state_dict().items()} for each in (model, made)]
+    if apart := differing(*shapes):
+        raise _OpaqueError(f"it differs in {apart[0]}")
+    if repr(model) != repr(made):
+        raise _OpaqueError("it prints another structure")
+
+
+def _keywords(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
