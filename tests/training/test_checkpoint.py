@@ -12,12 +12,12 @@ from torch import nn
 from helpers.networks import image_task, small_net, tasks
 from helpers.training import SHORT, Plain, objective, run, states_equal, whole, with_a_scaler
 from immunis import InputError, NumericalError, OutputError, SettingsError, Task, immunize
-from immunis.models.find_head import cut
+from immunis.models.find_cut import cut
 from immunis.models.weights import load_weights
 from immunis.training import checkpoint as checkpoints
-from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
 from immunis.training.objective import SUPERVISED, Objective
+from immunis.training.settings import Hardware
 
 
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
@@ -64,7 +64,7 @@ def test_a_run_resumes_in_another_precision(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         go(progress=stop)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("immunis.training.hardware.Hardware.fabric", with_a_scaler(Hardware.fabric))
+        patch.setattr("immunis.training.settings.Hardware.fabric", with_a_scaler(Hardware.fabric))
         found = go(Hardware(precision="bf16-mixed"))
     assert found.steps == 4
     assert "the first 2 steps were taken in 32-true, the others in bf16-mixed." in (found.notes)
@@ -74,11 +74,9 @@ def test_foreign_and_damaged_checkpoints_are_refused(tmp_path):
     run("probe", folder=tmp_path)
     primary, harmful = tasks()
     other = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    part = cut(other, primary.train.first(2), 4)
     with pytest.raises(InputError, match="another model"):
-        fit(
-            cut(other, primary.train.first(2), 4), objective("probe"), primary, harmful, SHORT,
-            folder=tmp_path, resume=True,
-        )  # fmt: skip
+        fit(part, objective("probe", part), primary, harmful, SHORT, folder=tmp_path, resume=True)
     with pytest.raises(InputError, match="another run, which differs in: seed"):
         run("probe", folder=tmp_path, resume=True, seed=5)
     faster = dataclasses.replace(SHORT, rate=1.0, clip=2.0, workers=1)
@@ -139,6 +137,8 @@ def test_resume_refuses_another_method_setting_or_data(tmp_path):
     primary, harmful = tasks()
 
     def go(method="probe", other=harmful, **settings):
+        if method == "probe":
+            settings = {"weight": 10.0, **settings}
         return immunize(
             small_net(), primary, other, method, training=SHORT, folder=tmp_path, resume=True,
             **settings,

@@ -12,7 +12,7 @@ from helpers.training import SHORT, Broken, Plain, objective, run, states_equal,
 from immunis import InputError, NumericalError, Task, immunize
 from immunis.data.split import Corrupt
 from immunis.methods import METHODS, get_method
-from immunis.models.find_head import cut
+from immunis.models.find_cut import cut
 from immunis.training.loop import fit
 from immunis.training.objective import supervised_only
 from immunis.training.settings import Training
@@ -127,7 +127,7 @@ def test_regression_tasks_train_too():
     training = Training(layers=["*"], steps=30, batch=64, harmful_batch=128, rate=1e-2, tolerance=9)
     part = cut(model, x[:2], 1)
     method = get_method("probe")
-    goal = method.objective(method.configure({}, network=True), part)
+    goal = method.objective(method.configure({"weight": 10.0}, network=True), part)
     result = fit(part, goal, first, second, training)
     assert result.history[-1]["rho"] < result.history[0]["rho"]
 
@@ -162,3 +162,8 @@ def test_unreadable_rows_of_a_users_data_set_are_skipped_and_counted(wrap):
     many = Broken(harmful, set(range(0, 100, 3)), SyntaxError("broken PNG"))
     with pytest.raises(InputError, match="cannot be read"):
         go(many)
+
+
+def test_curves_are_written_for_tensorboard(tmp_path):
+    run("probe", folder=tmp_path / "with")
+    assert list(tmp_path.glob("with/events.out.tfevents.*"))

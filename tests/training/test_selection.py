@@ -11,9 +11,9 @@ from helpers.networks import tasks
 from helpers.training import SHORT, objective, run, whole
 from immunis import NumericalError, Task
 from immunis.data.loader import Stream, held_out
-from immunis.models.find_head import cut
+from immunis.models.find_cut import cut
 from immunis.theory.gram import gram_of
-from immunis.theory.ridge import ridge_path, ridge_probe
+from immunis.theory.probes import ridge_path, ridge_probe
 from immunis.training import selection
 from immunis.training.loop import fit
 from immunis.training.objective import SUPERVISED, Objective, supervised_only
@@ -37,7 +37,7 @@ def test_the_judge_is_not_fooled_by_a_network_that_learned_its_rows_by_heart():
     def read(inputs):  # features of unseen rows are their labels, those of training rows nothing
         rows = inputs[:, 0].long()
         z = nn.functional.one_hot(rows % 4, 4).float()
-        return z, torch.where(torch.isin(rows, trained)[:, None], torch.zeros_like(z), z)
+        return z, {"": torch.where(torch.isin(rows, trained)[:, None], torch.zeros_like(z), z)}
 
     figures = held_out_figures((stream, stream), (kept, kept), read)
     assert figures["probe"] == 1.0
@@ -63,7 +63,7 @@ def test_the_judge_brings_rows_to_one_length_too():
     assert figures["probe"] > 0.99
 
 
-def test_a_defence_that_learned_its_sample_by_heart_says_so():
+def test_a_defence_that_memorised_its_sample_says_so():
     torch.manual_seed(0)
     inputs = torch.randn(2000, 300)
     inputs[:, 4:7] *= 4
@@ -72,9 +72,9 @@ def test_a_defence_that_learned_its_sample_by_heart_says_so():
     model = nn.Sequential(nn.Linear(300, 256), nn.ReLU(), nn.Linear(256, 32), nn.Linear(32, 4))
     training = Training(steps=100, held_out=0.85, evaluate=1, tolerance=1.0)
     cut_model = cut(model.eval(), inputs[:2], 4)
-    with pytest.warns(UserWarning, match="learned those by heart"):
-        result = fit(cut_model, objective("probe"), primary, harmful, training)
-    assert "by heart" in result.notes[-1]
+    with pytest.warns(UserWarning, match="memorised those"):
+        result = fit(cut_model, objective("probe", cut_model), primary, harmful, training)
+    assert "memorised" in result.notes[-1]
 
 
 @pytest.mark.parametrize("rows", [2, 3, 40])
@@ -108,18 +108,18 @@ def test_primary_features_that_lost_directions_have_no_merit_of_it():
     better = start | {"kappa_primary": 1e3}
     collapsed = start | {"kappa_primary": 1.0, "rank_primary": 1}
     runs = [start, better, collapsed]
-    assert merit(better, runs, "rir", 0.01)[0] == pytest.approx(math.log(10))
-    assert merit(collapsed, runs, "rir", 0.01) == merit(start, runs, "rir", 0.01)
+    assert merit(better, runs, "rir", 0.89)[0] == pytest.approx(math.log(10))
+    assert merit(collapsed, runs, "rir", 0.89) == merit(start, runs, "rir", 0.89)
     grown = start | {"kappa_harmful": 1e10, "rank_harmful": 9}
-    assert merit(grown, runs, "rir", 0.01) == merit(start, runs, "rir", 0.01)
+    assert merit(grown, runs, "rir", 0.89) == merit(start, runs, "rir", 0.89)
 
 
 def test_below_chance_is_no_merit_and_the_primary_score_breaks_ties():
     start = {"primary": 0.9, "probe": 0.8, "chance": 0.2, "noise": 0.0}
     low, lower = start | {"probe": 0.2, "primary": 0.91}, start | {"probe": 0.1}
     runs = [start, low, lower]
-    assert merit(low, runs, "probe", 0.01) > merit(lower, runs, "probe", 0.01)
-    assert merit(start | {"primary": 0.5, "probe": 0.0}, runs, "probe", 0.01)[0] == -math.inf
+    assert merit(low, runs, "probe", 0.89) > merit(lower, runs, "probe", 0.89)
+    assert merit(start | {"primary": 0.5, "probe": 0.0}, runs, "probe", 0.89)[0] == -math.inf
 
 
 def test_of_probes_a_standard_error_apart_the_primary_score_decides():
@@ -129,9 +129,9 @@ def test_of_probes_a_standard_error_apart_the_primary_score_decides():
     high = start | {"probe": 0.411, "primary": 0.999, "step": 3}
     cost = start | {"probe": 0.300, "primary": 0.500, "step": 4}
     rows = [start, luck, late, high, cost]
-    assert max(rows[1:], key=lambda row: merit(row, rows, "probe", 0.02)) is late
+    assert max(rows[1:], key=lambda row: merit(row, rows, "probe", 0.88)) is late
     rows.append(start | {"probe": 0.2, "step": 5})
-    assert max(rows[1:], key=lambda row: merit(row, rows, "probe", 0.02)) is rows[-1]
+    assert max(rows[1:], key=lambda row: merit(row, rows, "probe", 0.88)) is rows[-1]
 
 
 def test_the_judge_knows_how_sure_it_is():
@@ -148,10 +148,13 @@ def test_the_judge_knows_how_sure_it_is():
 def test_weights_that_break_at_an_evaluation_say_so_too(tmp_path, monkeypatch):
     measured = selection.held_out_figures
 
-    def broken(streams, held, forward):
-        if (tmp_path / "checkpoint.pt").exists():
-            return measured(streams, held, lambda x: tuple(part * math.nan for part in forward(x)))
-        return measured(streams, held, forward)
+    def broken(streams, held, forward, *more):
+        def worse(inputs):
+            answers, features = forward(inputs)
+            return answers, {name: z * math.nan for name, z in features.items()}
+
+        spoiled = (tmp_path / "checkpoint.pt").exists()
+        return measured(streams, held, worse if spoiled else forward, *more)
 
     monkeypatch.setattr(selection, "held_out_figures", broken)
     with pytest.raises(NumericalError, match=r"at step 4: the features of .*checkpoint\.pt"):
@@ -174,3 +177,17 @@ def test_a_run_that_loses_the_primary_task_says_so():
     with pytest.warns(UserWarning, match="within the tolerance"):
         result = fit(whole(trained), ruin, primary, harmful, training)
     assert result.notes
+
+
+@pytest.mark.parametrize("rare", [2, 5, 10])
+def test_every_fold_of_the_judge_has_its_share_of_each_class(monkeypatch, rare):
+    labels, seen = torch.zeros(200, dtype=torch.int64), []
+    labels[:rare] = 1
+
+    def path(z, targets, out, ridges):
+        seen.append(int(out.sum()))
+        return [torch.zeros(len(out), 2, dtype=torch.float64) for _ in ridges]
+
+    monkeypatch.setattr(selection, "ridge_path", path)
+    crossed((labels[:, None].float(), labels), "classification", 2)
+    assert sum(seen) == rare and max(seen) - min(seen) <= 1

@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.networks import small_net, tasks
+from helpers.networks import add_gradients, small_net, tasks
 from helpers.training import SHORT, objective, run, states_equal, whole
 from immunis import InputError, RankWarning, SettingsError, Task, immunize
-from immunis.models.find_head import cut
+from immunis.models.find_cut import cut
 from immunis.training.loop import fit
 from immunis.training.objective import supervised_only
+from immunis.training.settings import Hardware
+from immunis.training.setup import prepare
+from immunis.training.step import draw
 
 
 def test_mixing_harmful_rows_changes_the_run_and_needs_rows_to_average():
@@ -46,25 +49,18 @@ def test_a_layer_that_does_not_exist_is_named_with_close_ones():
 
 def test_fewer_harmful_samples_than_dimensions_warn():
     with pytest.warns(RankWarning, match="12 harmful samples a step in 16 dimensions"):
-        result = run("probe", dataclasses.replace(SHORT, harmful_batch=12))
+        result = run("r_ill", dataclasses.replace(SHORT, harmful_batch=12))
     assert result.notes
     with warnings.catch_warnings():
         warnings.simplefilter("error", RankWarning)
-        run("probe")
-
-
-def test_recall_of_few_rows_warns():
-    with pytest.warns(RankWarning, match="recall: 40 harmful samples a step for 16 features"):
-        result = run("probe", dataclasses.replace(SHORT, harmful_batch=40), {"recall": True})
-    assert result.notes[0].startswith("recall")
+        run("r_ill")
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "changes", "says"),
     [
         ("condition", {}, {"batch": 12}, "12 primary samples a step in 16 dim.*Raise batch"),
-        ("probe", {"lift": 100}, {}, "96 harmful samples a step in 100 dim.*Raise harmful_batch"),
-        ("probe", {}, {"held_out": 0.92}, "16 dimensions.*Give more data"),
+        ("r_ill", {}, {"held_out": 0.92}, "16 dimensions.*Give more data"),
     ],
 )
 def test_every_gram_is_counted(name, settings, changes, says):
@@ -129,3 +125,27 @@ def test_layers_of_a_bare_encoder_go_by_its_own_names():
     parts = nn.Sequential(nn.Linear(6, 8), nn.ReLU()).eval(), nn.Linear(8, 3).eval()
     with pytest.raises(SettingsError, match="layer '1' has no parameters"):
         cut(parts, torch.randn(2, 6)).parameters_named(["1"])
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_teacher_answers_as_the_original_in_any_precision_and_part(precision, parts):
+    training = dataclasses.replace(SHORT, batchnorm="freeze", accumulate=parts)
+    hardware, part = Hardware(precision=precision), whole()
+    made = prepare(part, objective("probe", weight=3.0), *tasks(), training, hardware, 0)
+    step, batch, other = next(iter(made.batches(0, 1)))
+    terms = add_gradients(made, draw(made, step, batch, other))
+    assert terms["distillation"] == pytest.approx(0.0, abs=1e-4)  # nothing has moved yet
+    made.optimizer.step()
+    assert torch.equal(made.teacher(batch[0]), made.teacher(batch[0]))
+    told = part.answers(batch[0]).float()
+    torch.testing.assert_close(made.teacher(batch[0]), told, rtol=0.05, atol=0.05)
+    assert add_gradients(made, draw(made, step, batch, other))["distillation"] > 0
+    made.student.module.close()
+
+
+def test_a_trained_model_comes_back_without_hooks():
+    part = whole()
+    model = fit(part, objective("probe", weight=3.0), *tasks(), SHORT).model
+    for module in (*model.modules(), *part.model.modules()):
+        assert not (module._forward_hooks or module._forward_pre_hooks)

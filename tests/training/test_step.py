@@ -10,19 +10,19 @@ from torch import nn
 from helpers.networks import add_gradients, tasks
 from helpers.training import SHORT, objective, run, states_equal, whole
 from immunis import NumericalError, Task
-from immunis.models.find_head import cut
+from immunis.models.find_cut import cut
 from immunis.training.loop import fit
 from immunis.training.objective import SUPERVISED, Objective, supervised_only
 from immunis.training.settings import Training
 
 
 def test_accumulation_is_exact_for_every_term_of_probe():
-    """Random features too: what a step draws does not depend on the number of its parts."""
-    settings = {"lift": 24, "even": True, "near": 5.0, "collapse": 0.3, "keep": 3.0, "hold": 10.0}
-    settings |= {"recall": True, "attacker_steps": 2}
+    """A stage is narrowed at random: what a step draws does not depend on the number of parts."""
     short = dataclasses.replace(SHORT, steps=2, evaluate=1)
     once, parts = (
-        run("probe", dataclasses.replace(short, accumulate=n), settings=settings).model.state_dict()
+        run(
+            "probe", dataclasses.replace(short, accumulate=n), settings={"weight": 3.0}
+        ).model.state_dict()
         for n in (1, 3)
     )
     assert all(torch.allclose(once[key], parts[key], atol=1e-6) for key in once)
@@ -42,19 +42,29 @@ def test_gradients_are_clipped_or_left_as_they_are():
 
 
 def test_simulated_attacker_leaves_the_parameters_where_they_were():
-    """With weight 0 on what comes after, attacking must not change the run."""
-    plain = run("probe", settings={"attacker_steps": 0})
-    silent = run("imma", settings={"weight": 0.0})
-    attacked = run("imma", settings={"weight": 0.0, "steps": 3, "order": 2})
-    assert states_equal(silent.model.state_dict(), attacked.model.state_dict())
-    assert not states_equal(plain.model.state_dict(), silent.model.state_dict())
+    """With nothing to do after the attack, attacking must not change the run."""
+
+    def trained(steps, order):
+        goal = dataclasses.replace(
+            objective("imma", steps=steps, order=order),
+            terms=lambda view: {SUPERVISED: view.supervised},
+            after=lambda view: {},
+            weights={},
+        )
+        return fit(whole(), goal, *tasks(), SHORT).model.state_dict()
+
+    assert states_equal(trained(1, 1), trained(3, 2))
 
 
-def test_second_order_matches_the_derivative_through_the_attacker():
-    """Against autograd through one unrolled step, on a model small enough to unroll."""
+@pytest.mark.parametrize("both", [False, True])
+def test_second_order_matches_the_derivative_through_the_attacker(both):
+    """Against autograd through one unrolled step, on a model small enough to unroll.
+
+    With both losses after the attack, as IMMA has them, the head's gradient is taken there too.
+    """
     from lightning.fabric import Fabric
 
-    from immunis.models.teacher import WithFeatures
+    from immunis.models.with_features import WithFeatures
     from immunis.training.objective import Attacker
     from immunis.training.setup import TrainingRun
     from immunis.training.step import Rows
@@ -72,9 +82,14 @@ def test_second_order_matches_the_derivative_through_the_attacker():
 
     attacker = Attacker(lambda view: loss_of(view.harmful[""]), steps=1, rate=0.05, order=2)
     goal = Objective(
-        lambda view: {}, {"after": 1.0},
-        after=lambda view: {"after": after_of(view.harmful[""])}, attacker=attacker,
-    )  # fmt: skip
+        lambda view: {},
+        {"after": 1.0},
+        after=lambda view: (
+            {"after": after_of(view.harmful[""])} | ({SUPERVISED: view.supervised} if both else {})
+        ),
+        after_primary=both,
+        attacker=attacker,
+    )
     body = list(model[0].parameters())
     fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
     made = TrainingRun(fabric, fabric.setup(WithFeatures(part)), goal, body)
@@ -91,7 +106,14 @@ def test_second_order_matches_the_derivative_through_the_attacker():
     length = sum(float(g.detach().square().sum()) for g in gradients) ** 0.5
     factor = 0.05 * size / length  # the attacker's step size counts as a constant
     star = [p - factor * g for p, g in zip(leaves, gradients, strict=True)]
-    wanted = torch.autograd.grad(after_of(features(*star)), leaves)
+    head = [p.detach().clone().requires_grad_() for p in model[2].parameters()]
+    upper = after_of(features(*star))
+    if both:
+        logits = features(*star) @ head[0].T + head[1]
+        labels, smoothing = torch.zeros(12, dtype=torch.long), made.training.label_smoothing
+        upper = upper + nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+        found += [p.grad for p in model[2].parameters()]
+    wanted = torch.autograd.grad(upper, leaves + head if both else leaves)
     for a, b in zip(found, wanted, strict=True):
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
 
@@ -107,6 +129,17 @@ def test_balanced_weights_make_terms_pull_alike():
     )
     assert twice.weights["r_ill"] == pytest.approx(2 * result.weights["r_ill"])
     assert twice.weights["r_well"] == 0.5
+
+
+def test_the_papers_balance_lets_r_ill_pull_as_hard_as_r_well():
+    short = dataclasses.replace(SHORT, steps=1, evaluate=1)
+    ours = run("condition", short).weights
+    paper = run("condition", short, settings={"balance": "regularizers"}).weights
+    assert paper["r_well"] == 1
+    assert paper["r_ill"] == pytest.approx(ours["r_ill"] / ours["r_well"], rel=1e-4)
+    more = {"balance": "regularizers", "multiple_primary": 2.0, "multiple_harmful": 5.0}
+    more = run("condition", short, settings=more).weights
+    assert (more["r_well"], more["r_ill"]) == (2, pytest.approx(10 * paper["r_ill"], rel=1e-4))
 
 
 def test_a_term_that_is_not_finite_stops_the_balancing(monkeypatch):

@@ -25,11 +25,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from immunis.core.distributed import rank, summed, world
+from immunis.core.distributed import note_checkpoint, rank, summed, world
 from immunis.core.errors import InputError
-from immunis.core.files import check_stored, make_folder, write_bytes
+from immunis.core.files import check_stored, make_folder, open_regular, write_bytes
 from immunis.core.hashing import state_digest
-from immunis.core.lost_process import note_checkpoint
 from immunis.core.settings import differing
 from immunis.models.weights import versioned
 from immunis.training.setup import TrainingRun
@@ -108,7 +107,7 @@ def head_of(content: bytes | memoryview) -> bytes:
 def read(path: Path) -> dict[str, Any]:
     """Return a checkpoint's content; refuse a damaged one, and any but plain values."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head, body = file.readline(len(HEAD) + 65), file.read()
     except OSError as error:
         raise InputError(f"cannot read checkpoint {path}: {error.strerror}.") from error
@@ -136,11 +135,15 @@ def restore(run: TrainingRun, path: Path, mark: Mapping[str, str]) -> None:
         for tensors in (model_state(run.model), state["model"])
     ]
     if wrong := differing(*shapes):
-        told = f"{len(wrong)} tensors differ in name or shape, among them {wrong[0]}"
-        raise InputError(f"checkpoint {path} belongs to another model: {told}.")
+        raise InputError(
+            f"checkpoint {path} belongs to another model: {len(wrong)} tensors differ in name or "
+            f"shape, among them {wrong[0]}."
+        )
     if apart := differing(state["run"], mark):
-        told = f"checkpoint {path} belongs to another run, which differs in: {', '.join(apart)}."
-        raise InputError(f"{told} Use the same settings, or another folder.")
+        raise InputError(
+            f"checkpoint {path} belongs to another run, which differs in: {', '.join(apart)}. Use "
+            "the same settings, or another folder."
+        )
     set_model_state_dict(run.model, versioned(run.model, state["model"]), options=_FULL)
     set_optimizer_state_dict(run.model, run.optimizer.optimizer, state["optimizer"], options=_FULL)
     run.step, run.history, run.best = state["step"], state["history"], state["best"]

@@ -9,28 +9,36 @@ import copy
 import math
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from immunis.core.distributed import differing_across_processes, rank
+from immunis.core.distributed import (
+    differing_across_processes,
+    note_checkpoint,
+    rank,
+    report_lost_process,
+)
 from immunis.core.errors import InputError, NumericalError, SettingsError
+from immunis.core.extras import need
 from immunis.core.files import make_folder
-from immunis.core.lost_process import note_checkpoint, report_lost_process
-from immunis.core.progress import Progress, silent
+from immunis.core.jobs import Progress, silent
+from immunis.core.state import alone
 from immunis.data.task import Task
 from immunis.models.cut import Cut
 from immunis.models.weights import versioned
 from immunis.training import checkpoint
-from immunis.training import step as steps
-from immunis.training.hardware import Hardware
+from immunis.training.balance import balanced_weights
 from immunis.training.objective import Objective
 from immunis.training.selection import average_buffers, doubts, evaluate, is_best, is_patient
-from immunis.training.settings import Training
+from immunis.training.settings import Hardware, Training
 from immunis.training.setup import TrainingRun, plain_name, prepare
-from immunis.training.tracking import close_loggers, log, open_loggers
+from immunis.training.simulated import attack
+from immunis.training.step import backward, clear, draw, forward, loss_of, values_of
+from immunis.training.threads import on_few_threads
 
 
 @dataclass(frozen=True)
@@ -44,9 +52,12 @@ class Fit:
     steps: int  # taken by the optimizer
     seconds: float  # of the last part, if the run was resumed
     notes: list[str]  # for a reader of the record
+    kept: bool  # the primary score was kept within the tolerance
 
 
+@on_few_threads
 @report_lost_process()
+@alone()  # every step seeds torch's generator
 def fit(
     cut: Cut,
     objective: Objective,
@@ -60,6 +71,7 @@ def fit(
     resume: bool = False,
     wandb: str | None = None,
     identity: str = "",
+    reference: Tensor | None = None,
     progress: Progress = silent,
 ) -> Fit:
     """Train a copy of a model on an objective; return its best evaluation.
@@ -69,6 +81,8 @@ def fit(
     five minutes, and TensorBoard's curves; no lock is taken, so it serves one run at a time.
     ``resume`` continues from its checkpoint, if there is one; a checkpoint of another ``identity``
     (the objective's settings) is refused. ``wandb`` names a Weights & Biases project to log to.
+    ``reference`` are the ``row_hits`` on held-out primary rows whose score is to be kept; if left
+    out, it is the score of the model as given.
 
     Raises:
         InputError: if the model, the data or the checkpoint cannot be used.
@@ -79,7 +93,7 @@ def fit(
     if resume and folder is None:
         raise SettingsError("resume continues a run from a folder; give folder= too.")
     run = prepare(cut, objective, primary, harmful, training, hardware or Hardware(), seed)
-    fabric, optimizer = run.fabric, run.optimizer
+    fabric, optimizer, run.reference = run.fabric, run.optimizer, reference
     mark = checkpoint.fingerprint(run, cut.model, identity)
     _check_processes(run, mark)
     note_checkpoint(None)
@@ -89,10 +103,18 @@ def fit(
         checkpoint.restore(run, kept, mark)
     else:
         if earlier and rank() == 0:
-            told = f"{kept} belongs to an earlier run and will be replaced; resume to continue it."
-            warnings.warn(told, stacklevel=2)
+            warnings.warn(
+                f"{kept} belongs to an earlier run and will be replaced; resume to continue it.",
+                stacklevel=2,
+            )
         run.history.append(evaluate(run))
-    loggers = open_loggers(kept and kept.parent, wandb, asdict(training)) if rank() == 0 else []
+        run.begin()
+    loggers = _loggers(kept and kept.parent, wandb, asdict(training)) if rank() == 0 else []
+
+    def log(values: Mapping[str, float]) -> None:
+        for logger in loggers:
+            logger.log_metrics(values, step)
+
     stride = math.ceil(run.steps / training.evaluate)
     written, step = time.monotonic(), run.step
     stop = run.steps if is_patient(run) else run.step
@@ -101,29 +123,29 @@ def fit(
             share = training.factor(step, run.steps)
             for group, peak in zip(optimizer.param_groups, training.peaks, strict=True):
                 group["lr"] = peak * share
-            rows = steps.draw(run, step, batch, other)
-            run.weights = run.weights or steps.balanced_weights(run, rows)
+            rows = draw(run, step, batch, other)
+            run.weights = run.weights or balanced_weights(run, rows)
 
-            steps.clear(run)
-            attacked = steps.attack(run, rows)
-            outputs = steps.forward(run, rows)
-            loss, terms = steps.loss_of(outputs.view, objective.terms, run.weights)
-            steps.backward(run, loss, outputs)
+            clear(run)
+            attacked = attack(run, rows)
+            outputs = forward(run, rows)
+            loss, terms = loss_of(outputs.view, objective.terms, run.weights)
+            backward(run, loss, outputs)
             norm = fabric.clip_gradients(
                 run.student, optimizer, max_norm=training.clip or math.inf, error_if_nonfinite=False
             )
-            values = steps.values_of(attacked | terms)
+            values = values_of(attacked | terms)
             _check_finite(run, values, float(norm))
             optimizer.step()
 
             run.step = step + 1
             rate = optimizer.param_groups[0]["lr"]
-            log(loggers, step, values | {"gradient": float(norm), "rate": rate})
+            log(values | {"gradient": float(norm), "rate": rate})
             progress("training", run.step / run.steps)
             due = run.step % stride == 0 or run.step == run.steps
             if due:
                 run.history.append(figures := evaluate(run))
-                log(loggers, step, {f"held out/{name}": value for name, value in figures.items()})
+                log({f"held out/{name}": value for name, value in figures.items()})
                 if is_best(run):
                     run.best = {"step": run.step, "model": checkpoint.model_state(run.model)}
             if kept is not None and (due or checkpoint.is_due(run, written)):
@@ -135,9 +157,33 @@ def fit(
     except NumericalError as error:
         raise NumericalError(_diverged(step + 1, str(error), kept)) from None
     finally:
-        close_loggers(loggers)
+        for logger in loggers:
+            logger.finalize("success")
+            if hasattr(logger.experiment, "finish"):  # a run of Weights & Biases
+                logger.experiment.finish()
         run.student.module.close()
     return _finished(run, cut, time.perf_counter() - began)
+
+
+def _loggers(folder: Path | None, wandb: str | None, settings: Mapping[str, Any]) -> list[Any]:
+    """Return Lightning's loggers: TensorBoard into a folder, and a Weights & Biases project."""
+    loggers: list[Any] = []
+    if folder is not None:
+        from lightning.fabric.loggers import TensorBoardLogger
+
+        try:
+            logger = TensorBoardLogger(folder, name="", version="")
+            logger.experiment.flush()  # opens the file
+            loggers.append(logger)
+        except UnicodeEncodeError:
+            told = "TensorBoard cannot write to a folder whose name is not UTF-8"
+            warnings.warn(f"{told}: no curves in {folder}.", stacklevel=3)
+    if wandb is not None:
+        need("wandb")
+        from lightning.pytorch.loggers import WandbLogger
+
+        loggers.append(WandbLogger(project=wandb, config=dict(settings)))
+    return loggers
 
 
 def _check_processes(run: TrainingRun, mark: dict[str, str]) -> None:
@@ -156,25 +202,29 @@ def _check_finite(run: TrainingRun, values: dict[str, float], norm: float) -> No
     if not math.isfinite(norm) and run.scaler is None:  # a scaler skips a step that overflows
         bad = bad or ["the gradient"]
     if bad:
-        raise NumericalError(f"{' and '.join(bad)} is not finite")
+        raise NumericalError(f"{' and '.join(bad)} {'is' if len(bad) == 1 else 'are'} not finite")
 
 
 def _diverged(step: int, what: str, kept: Path | None) -> str:
-    told = f"training diverged at step {step}: {what.rstrip('.')}. Lower the rate, the weights or "
-    told += "clip, and start afresh."
+    hint = ""
     if kept is not None and kept.exists():
-        told += (
+        hint = (
             f" The last good checkpoint is {kept}; immunis.training.checkpoint.read(path)['model'] "
             "is its state_dict. Resuming needs the same settings."
         )
-    return told
+    return (
+        f"training diverged at step {step}: {what.rstrip('.')}. Lower the rate, the weights or "
+        f"clip, and start afresh.{hint}"
+    )
 
 
 def _finished(run: TrainingRun, cut: Cut, seconds: float) -> Fit:
     """Return the best evaluation's model, with notes on doubts about it."""
     history, best = run.history, run.best
-    if best["model"] is None:
+    kept = best["model"] is not None
+    if not kept and run.reference is None:  # else a search goes on without these weights
         run.note("no evaluation kept the primary score within the tolerance: the last one counts.")
+    if not kept:
         best = {"step": history[-1]["step"], "model": checkpoint.model_state(run.model)}
     if run.judge == "probe" and run.streams[1].task.kind == "classification":
         chosen = next(row for row in history if row["step"] == best["step"])
@@ -184,5 +234,12 @@ def _finished(run: TrainingRun, cut: Cut, seconds: float) -> Fit:
     state = {plain_name(name): tensor for name, tensor in best["model"].items()}
     model.load_state_dict(versioned(model, state))
     return Fit(
-        model.eval(), history, best["step"], run.weights, history[-1]["step"], seconds, run.notes
+        model.eval(),
+        history,
+        best["step"],
+        run.weights,
+        history[-1]["step"],
+        seconds,
+        run.notes,
+        kept,
     )

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from immunis.core.settings import require, require_least
+from immunis.core.settings import require_least
 
 Terms = dict[str, Tensor]
 SUPERVISED = "supervised"
+TEMPERATURE = 2.0  # at which the original's answers are taught
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,8 @@ class View:
         logits: answers to the primary batch (n_P, C).
         labels: class positions, or targets, of the primary batch.
         primary, harmful: pooled features of a batch by layer; ``""`` is the input of the head.
-        targets: harmful labels as a float64 matrix (n_H, C_H), one-hot for classes; with
-            ``recall`` the original's predictions stand beside them.
-        teacher: the original's answers to the primary batch and its features, if asked for.
+        targets: harmful labels as a float64 matrix (n_H, C_H), one-hot for classes.
+        teacher: the original's answers to the primary batch, if asked for.
         head: the harmful head that is trained along, if asked for.
         smoothing: label smoothing of the primary loss.
         classify: True if harmful labels are classes.
@@ -39,7 +39,7 @@ class View:
     primary: Mapping[str, Tensor]
     harmful: Mapping[str, Tensor]
     targets: Tensor
-    teacher: tuple[Tensor, Tensor] | None = None
+    teacher: Tensor | None = None
     head: nn.Linear | None = None
     smoothing: float = 0.0
     classify: bool = True
@@ -55,13 +55,16 @@ class View:
 
     @property
     def distillation(self) -> Tensor:
-        """Return ``KL(teacher ‖ model)`` on the primary batch; squared distance for regression."""
+        """Return ``KL(teacher ‖ model)`` of answers divided by a temperature of 2.
+
+        For regression, return the squared distance of the answers.
+        """
         assert self.teacher is not None
         if self.labels.is_floating_point():
-            return functional.mse_loss(self.logits, self.teacher[0])
+            return functional.mse_loss(self.logits, self.teacher)
         return functional.kl_div(
-            self.logits.float().log_softmax(1),
-            self.teacher[0].float().log_softmax(1),
+            (self.logits.float() / TEMPERATURE).log_softmax(1),
+            (self.teacher.float() / TEMPERATURE).log_softmax(1),
             reduction="batchmean",
             log_target=True,
         )
@@ -99,34 +102,32 @@ class Objective:
     Attributes:
         terms: named terms at the present parameters.
         weights: factor of each term; None is balanced at the first step, so that the term's
-            gradient is as long as that of the supervised loss, times ``multiples``.
+            gradient is as long as that of ``base`` with its weight, times ``multiples``.
         after: terms at the parameters that ``attacker`` reaches.
+        after_primary: True if ``after`` reads the primary batch too.
         layers: where features are wanted; ``""`` is the input of the head.
-        teacher: True to see the original's answers and features.
-        recall: True to add the original's predictions to the targets
-            (``immunis.theory.rho.recalled``); not with ``head``, which reads classes.
+        teacher: True to see the original's answers.
+        start: weights to begin with: the given ones, a mix of them with fresh ones, or fresh ones.
         head: True to train a harmful head along.
         needs: rows that a step must exceed for its Grams, by task; at least one per harmful
             feature anyway.
-        judge: how early stopping judges the harmful task: by RIR (``"rir"``), or by what a probe
-            reads (``"probe"``).
+        judge: how early stopping judges the harmful task: by RIR (``"rir"``), by what a probe
+            reads (``"probe"``), or not at all (``"primary"``).
     """
 
     terms: Callable[[View], Terms]
     weights: Mapping[str, float | None] = field(default_factory=dict)
     after: Callable[[View], Terms] = lambda view: {}
+    after_primary: bool = False
     attacker: Attacker | None = None
     layers: Sequence[str] = ("",)
     multiples: Mapping[str, float] = field(default_factory=dict)
+    base: str = SUPERVISED
     teacher: bool = False
-    recall: bool = False
+    start: Literal["given", "noised", "fresh"] = "given"
     head: bool = False
     needs: Mapping[str, int] = field(default_factory=dict)
-    judge: Literal["rir", "probe"] = "rir"
-
-    def __post_init__(self) -> None:
-        """Refuse what does not go together."""
-        require(not (self.recall and self.head), "recall and head exclude each other")
+    judge: Literal["rir", "probe", "primary"] = "rir"
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,15 @@ class Balanced:
     def __post_init__(self) -> None:
         """Check the ranges."""
         require_least(self, 0, "weight", "multiple")
+
+    def objective(self, name: str, term: Callable[[View], Tensor], **options: Any) -> Objective:
+        """Return the supervised loss and a regularizer as the objective that trains a network."""
+        return Objective(
+            lambda view: {SUPERVISED: view.supervised, name: term(view)},
+            {name: self.weight},
+            multiples={name: self.multiple},
+            **options,
+        )
 
 
 def supervised_only() -> Objective:

@@ -8,7 +8,7 @@ training rows; the other cross-validates on held-out rows, as they are and broug
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,20 +18,21 @@ from immunis.core.distributed import summed, world
 from immunis.core.errors import NumericalError
 from immunis.data.loader import Rows, Stream, spread
 from immunis.data.task import target_matrix
-from immunis.theory.feature_maps import even
+from immunis.theory.feature_maps import even, narrowed
 from immunis.theory.gram import gram_of
-from immunis.theory.rho import rho_of_gram
-from immunis.theory.ridge import ridge_path
+from immunis.theory.probes import rho_of_gram, ridge_path
 from immunis.theory.rir import rir
-from immunis.theory.scores import score
+from immunis.theory.scores import row_hits, score, score_of
 from immunis.theory.spectrum import quiet_spectrum
+from immunis.training.paired import MOST, least_score
 from immunis.training.setup import TrainingRun, resting
 
-SAMPLES, MOST = 4096, 8192  # rows for κ and ρ, and rows to score
+SAMPLES = 4096  # rows for κ and ρ
 RIDGES, FOLDS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6), 5
+WIDEST = 512  # features of a stage that are probed: random combinations of wider ones
 Labelled = tuple[Tensor, Tensor]
 Figures = dict[str, Any]
-Forward = Callable[[Tensor], tuple[Tensor, Tensor]]
+Forward = Callable[[Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 
 
 def average_buffers(run: TrainingRun) -> None:
@@ -45,36 +46,65 @@ def average_buffers(run: TrainingRun) -> None:
 def evaluate(run: TrainingRun) -> Figures:
     """Return figures on held-out rows, in evaluation mode and full precision."""
     average_buffers(run)
-
-    def forward(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        answers, features = run.model(inputs)
-        return answers, features[""]
-
+    run.student.module.borders = None  # grids are even
     with resting(run.student):
-        figures = held_out_figures(run.streams, run.held, forward)
+        figures = held_out_figures(
+            run.streams,
+            run.held,
+            run.model,
+            run.objective.layers,
+            run.reference,
+            run.training.tolerance,
+        )
     return run.fabric.broadcast({"step": run.step, **figures})
 
 
 @torch.no_grad()
-def held_out_figures(streams: Sequence[Stream], held: Sequence[Rows], forward: Forward) -> Figures:
+def held_out_figures(
+    streams: Sequence[Stream],
+    held: Sequence[Rows],
+    forward: Forward,
+    layers: Sequence[str] = ("",),
+    reference: Tensor | None = None,
+    tolerance: float = 0.0,
+) -> Figures:
     """Return the primary score; for a harmful task κ and rank of both, ρ, and what probes read.
 
-    ``forward(inputs)`` returns answers and features. κ and ρ are of at most 4096 training rows,
-    or four per dimension.
+    ``forward(inputs)`` returns answers, and features by layer. ``depths`` is what a probe reads at
+    each layer but the first. κ and ρ are of at most 4096 training rows, or four per dimension.
+    ``least`` is the ``least_score`` beside ``reference``, another model's answers to primary rows.
     """
     primary, *others = streams
-    answers, labels = _outputs(primary, spread(held[0], MOST), forward, 0)
-    figures: Figures = {"primary": score(answers, labels, primary.task.kind)}
+
+    def features(stream: Stream, rows: Rows, layers: Sequence[str]) -> list[Labelled]:
+        found, labels = _outputs(stream, rows, lambda x: _narrow(forward(x)[1], layers))
+        for layer, values in zip(layers, found, strict=True):
+            if not bool(torch.isfinite(values).all()):
+                where = f" at {layer}" if layer else ""
+                raise NumericalError(f"the features of {stream.task.name}{where} are not finite")
+        return [(values, labels) for values in found]
+
+    (answers,), labels = _outputs(primary, spread(held[0], MOST), lambda x: [forward(x)[0]])
+    hits = row_hits(answers, labels, primary.task.kind)
+    figures: Figures = {"primary": score_of(hits)}
+    if reference is not None:
+        figures["least"] = least_score(reference, hits, tolerance)
     if not others:
         return figures
     harmful, task = others[0], others[0].task
-    unseen = _outputs(harmful, spread(held[1], MOST), forward, 1)
+    unseen, *unseen_deep = features(harmful, spread(held[1], MOST), layers)
     width = unseen[0].shape[1]
     size = max(SAMPLES, 4 * width)
-    seen = _outputs(harmful, spread(harmful.rows, size), forward, 1)
-    own, _ = _outputs(primary, spread(primary.rows, size), forward, 1)
+    seen, *seen_deep = features(harmful, spread(harmful.rows, size), layers)
+    ((own, _),) = features(primary, spread(primary.rows, size), layers[:1])
     moments = gram_of(seen[0], target_matrix(seen[1], task.kind, task.outputs))
     figures |= probe_figures(seen, unseen, task.kind, task.outputs)
+    figures["depths"] = {
+        layer: max(
+            fitted(before, after, task.kind, task.outputs), crossed(after, task.kind, task.outputs)
+        )
+        for layer, before, after in zip(layers[1:], seen_deep, unseen_deep, strict=True)
+    }
     figures |= {"rho": rho_of_gram(moments), "samples": len(seen[0]), "dimension": width}
     for role, gram in (("primary", gram_of(own)), ("harmful", moments)):
         spectrum = quiet_spectrum(gram)
@@ -83,13 +113,28 @@ def held_out_figures(streams: Sequence[Stream], held: Sequence[Rows], forward: F
     return figures
 
 
-def _outputs(stream: Stream, rows: Rows, forward: Forward, which: int) -> Labelled:
-    """Return answers (0) or features (1) of rows, and their labels."""
-    found = [(forward(x)[which].float().cpu(), y.cpu()) for x, y in stream.subset(rows)]
-    values, labels = (torch.cat(column) for column in zip(*found, strict=True))
-    if which and not bool(torch.isfinite(values).all()):
-        raise NumericalError(f"the features of {stream.task.name} are not finite")
+def _narrow(features: Mapping[str, Tensor], layers: Sequence[str]) -> list[Tensor]:
+    """Return features by layer, those of stages narrowed alike in every call."""
+    draw = torch.Generator().manual_seed(0)
+    return [
+        features[name] if not name else narrowed(features[name], WIDEST, draw) for name in layers
+    ]
+
+
+def _outputs(
+    stream: Stream, rows: Rows, read: Callable[[Tensor], list[Tensor]]
+) -> tuple[list[Tensor], Tensor]:
+    """Return what is read of rows, and their labels."""
+    found = [(*(part.float().cpu() for part in read(x)), y.cpu()) for x, y in stream.subset(rows)]
+    *values, labels = (torch.cat(column) for column in zip(*found, strict=True))
     return values, labels
+
+
+def fitted(seen: Labelled, held: Labelled, kind: str, outputs: int) -> float:
+    """Return the held-out score of the best ridge probe that is fitted on training rows."""
+    targets = target_matrix(seen[1], kind, outputs)
+    answers = ridge_path(seen[0].double(), targets, held[0].double(), RIDGES)
+    return max(score(answer, held[1], kind) for answer in answers)
 
 
 def crossed(rows: Labelled, kind: str, outputs: int) -> float:
@@ -97,9 +142,11 @@ def crossed(rows: Labelled, kind: str, outputs: int) -> float:
     z, targets = rows[0].double(), target_matrix(rows[1], kind, outputs)
     answers = [torch.zeros_like(targets) for _ in RIDGES]
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(len(z)))
-    folds = min(FOLDS, len(z))
+    if kind == "classification":  # every class is dealt to the folds in turns
+        order = order[rows[1][order].argsort(stable=True)]
+    place, folds = order.argsort(), min(FOLDS, len(z))
     for fold in range(folds):
-        out = order % folds == fold
+        out = place % folds == fold
         found = ridge_path(z[~out], targets[~out], z[out], RIDGES)
         for answer, part in zip(answers, found, strict=True):
             answer[out] = part
@@ -119,11 +166,9 @@ def probe_figures(seen: Labelled, held: Labelled, kind: str, outputs: int) -> Fi
         chosen = torch.randperm(len(rows[0]), generator=drawn)[:count]
         return rows[0][chosen], rows[1][chosen]
 
-    targets, (z, labels) = target_matrix(seen[1], kind, outputs), held
-    fitted = ridge_path(seen[0].double(), targets, z.double(), RIDGES)
-    own = crossed(held, kind, outputs)
+    (z, labels), own = held, crossed(held, kind, outputs)
     evened = crossed((even(z.double()), labels), kind, outputs)
-    read = max(own, evened, *(score(answer, labels, kind) for answer in fitted))
+    read = max(own, evened, fitted(seen, held, kind, outputs))
     constant = target_matrix(labels, kind, outputs).mean(0).expand(len(z), -1)
     return {
         "probe": read,
@@ -141,29 +186,33 @@ def _noise(rows: int, *shares: float) -> float:
     return math.sqrt(sum(share * (1 - share) for share in shares) / rows)
 
 
+def readable(figures: Figures) -> float:
+    """Return what a probe reads, the mean over depths; at each of them at least chance."""
+    found = [figures["probe"], *figures.get("depths", {}).values()]
+    return sum(max(value, figures["chance"]) for value in found) / len(found)
+
+
 def merit(
-    figures: Figures, history: Sequence[Figures], judge: str, tolerance: float
+    figures: Figures, history: Sequence[Figures], judge: str, least: float
 ) -> tuple[float, float]:
     """Return how good an evaluation is: the judged figure, and the primary score for ties.
 
-    −∞ if the primary score is more than ``tolerance`` below the start's, ``history[0]``. A probe
-    gains nothing below chance, nor within one standard error of the lowest evaluation, which may
-    be low by luck. κ gains nothing if primary features lost directions or harmful ones gained
-    some, since it then describes another subspace.
+    −∞ if the primary score is below ``least``, or the evaluation's own least score. A probe gains
+    nothing below chance, nor within one standard error of the lowest evaluation, which may be low
+    by luck. κ gains nothing if primary features lost directions or harmful ones gained some, since
+    it then describes another subspace.
     """
-    start = history[0]
+    start, read = history[0], readable
 
-    least = start["primary"] - tolerance
-
-    def read(row: Figures) -> float:
-        return float(max(row["probe"], row["chance"]))
+    def lost(row: Figures) -> bool:
+        return bool(row["primary"] < row.get("least", least))
 
     if judge == "primary":
         return figures["primary"], 0.0
-    if figures["primary"] < least:
+    if lost(figures):
         return -math.inf, 0.0
     if judge == "probe":
-        rows = [figures, *(row for row in history[1:] if not row["primary"] < least)]
+        rows = [figures, *(row for row in history[1:] if not lost(row))]
         lowest = min(rows, key=read)
         return -max(read(figures), read(lowest) + lowest["noise"]), figures["primary"]
     primary, harmful = figures["kappa_primary"], figures["kappa_harmful"]
@@ -181,7 +230,7 @@ def is_best(run: TrainingRun) -> bool:
     """Return True if the last evaluation is better than the best one before it."""
 
     def of(row: Figures) -> tuple[float, float]:
-        return merit(row, run.history, run.judge, run.training.tolerance)
+        return merit(row, run.history, run.judge, run.least)
 
     rows = [row for row in run.history if row["step"] == run.best["step"]]
     best = (-math.inf, 0.0) if run.best["model"] is None else of(rows[0])
@@ -214,7 +263,7 @@ def doubts(figures: Figures, start: Figures) -> list[str]:
     if reads(figures) and gap > 3 * _noise(figures["compared"], held, trained, *once):
         found.append(
             f"a ridge probe reads {held:.1%} of harmful rows that were held out and {trained:.1%} "
-            "of as many that were trained on: the network has learned those by heart. An "
+            "of as many that were trained on: the network has memorised those. An "
             "attacker's rows are like the former. Train fewer layers or steps, or give more data."
         )
     return found

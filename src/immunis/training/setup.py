@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from immunis.core.distributed import world
 from immunis.core.errors import InputError, RankWarning, SettingsError
+from immunis.core.state import quiet, seeded
+from immunis.data.feed import run_model
 from immunis.data.loader import Rows, Stream, held_out
 from immunis.data.task import Task
 from immunis.models.cut import Cut
-from immunis.models.teacher import ROWS, Teacher, WithFeatures
-from immunis.training.hardware import Hardware
+from immunis.models.positions import logits_of
+from immunis.models.with_features import WithFeatures
+from immunis.models.zoo import untrained
 from immunis.training.objective import Objective
-from immunis.training.settings import Role, Training
+from immunis.training.settings import Hardware, Training
 
 BATCHNORM = nn.modules.batchnorm._BatchNorm
-RECALLED = 3  # least harmful rows per feature for recall
+FRESH = {"noised": 0.6, "fresh": 1.0}  # share of fresh parameters in a start
 Batch = tuple[Tensor, Tensor]
+Role = Literal["primary", "harmful"]
 
 
 @dataclass
@@ -40,14 +46,21 @@ class TrainingRun:
     held: list[Rows] = field(default_factory=list)  # held-out rows of both tasks
     steps: int = 0
     seed: int = 0
-    teacher: Teacher | None = None
+    teacher: Callable[[Tensor], Tensor] | None = None  # the original's answers
     head: nn.Linear | None = None  # of the harmful task, trained along if the objective asks
     sharded: bool = False  # each process holds only a part of every gradient (FSDP)
+    reference: Tensor | None = None  # held-out primary rows to keep; by default the start's score
     step: int = 0  # steps done
     weights: dict[str, float] = field(default_factory=dict)  # of terms; empty before step 1
     history: list[dict[str, Any]] = field(default_factory=list)  # figures of every evaluation
     best: dict[str, Any] = field(default_factory=lambda: {"step": 0, "model": None})
     notes: list[str] = field(default_factory=list)  # for a reader of the record
+    begin: Callable[[], None] = lambda: None  # puts the objective's own start in place
+
+    @property
+    def least(self) -> float:
+        """Return the held-out primary score that an evaluation must reach to count."""
+        return float(self.history[0]["primary"] - self.training.tolerance)
 
     @property
     def model(self) -> nn.Module:
@@ -61,8 +74,8 @@ class TrainingRun:
 
     @property
     def joint(self) -> bool:
-        """Return True if both tasks share a forward pass (it updates no statistics)."""
-        return self.training.batchnorm == "freeze"
+        """Return True if both tasks share a forward pass."""
+        return self.training.batchnorm != "update"
 
     @property
     def judge(self) -> str:
@@ -113,8 +126,7 @@ def prepare(
         for (_, task, batch), (trained, _) in zip(roles, rows, strict=True)
     ]
 
-    with warnings.catch_warnings():  # newer torch renames broadcast_buffers
-        warnings.filterwarnings("ignore", message=".*broadcast_buffers")
+    with quiet(message=".*broadcast_buffers"):  # newer torch renames it
         model = fabric.setup(student)
     optimizer = _optimizer(training, model, chosen)
     body = optimizer.param_groups[0]["params"]
@@ -122,20 +134,32 @@ def prepare(
     run.optimizer = fabric.setup_optimizers(optimizer)
     run.held = [kept for _, kept in rows]
     run.steps = training.length(*(stream.epoch for stream in streams))
-    run.sharded = hardware.strategy == "fsdp"
+    run.sharded = hardware.strategy == "fsdp" and world() > 1
+    if objective.start != "given":
+        run.begin = _beginning(cut, start, objective.start, seed, run.sharded)
     if harmful is not None:
         _note_small_grams(run, cut.width)
         if objective.head:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with seeded(seed):
                 head = nn.Linear(cut.width, harmful.outputs)
             run.head = head.to(fabric.device).requires_grad_(False)
-    if objective.teacher or objective.recall:
-        run.teacher = Teacher(cut, fabric)
-        whole = training.accumulate == 1 and not (hardware.compile or run.sharded)
-        if whole and not start.model.training:
-            run.teacher.share(start.model, primary.train.first(ROWS))
+    if objective.teacher:
+        run.teacher = answers_of(cut, fabric)
     return run
+
+
+def answers_of(cut: Cut, fabric: Any) -> Callable[[Tensor], Tensor]:
+    """Return a function from inputs to a frozen copy's answers, in Fabric's precision."""
+    model = cut.copy().model.to(fabric.device).eval().requires_grad_(False)
+    if fabric.device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @torch.no_grad()
+    def answers(inputs: Tensor) -> Tensor:
+        with fabric.autocast():
+            return logits_of(run_model(model, inputs)).float()
+
+    return answers
 
 
 def divided(task: Task, role: Role, training: Training) -> tuple[Rows, Rows]:
@@ -143,8 +167,9 @@ def divided(task: Task, role: Role, training: Training) -> tuple[Rows, Rows]:
     count = len(task.train.dataset()[0])  # type: ignore[arg-type]
     if count < 20:
         raise InputError(f"{task.name}: {count} training samples; at least 20 are needed.")
-    name, share = training.share_held_out(role)
-    return held_out(count, share, f"{task.name}: {name}")
+    own = role == "harmful" and training.harmful_held_out is not None
+    name = "harmful_held_out" if own else "held_out"
+    return held_out(count, getattr(training, name), f"{task.name}: {name}")
 
 
 def _check(cut: Cut, primary: Task, harmful: Task | None, training: Training) -> None:
@@ -152,9 +177,11 @@ def _check(cut: Cut, primary: Task, harmful: Task | None, training: Training) ->
     layer = cut.head_layer
     if layer is not None and layer.out_features != primary.outputs:
         width = layer.out_features
-        told = f"head {cut.head!r} has {width} outputs, {primary.name} has {primary.outputs}; they "
         hint = f" If its labels are some of the head's, say Task(..., classes={width})."
-        raise InputError(f"{told}must agree.{hint if width > primary.outputs else ''}")
+        raise InputError(
+            f"head {cut.head!r} has {width} outputs, {primary.name} has {primary.outputs}; they "
+            f"must agree.{hint if width > primary.outputs else ''}"
+        )
     if training.mix and (harmful is None or not harmful.train.first(1).is_floating_point()):
         came = "there is none" if harmful is None else f"{harmful.name} holds whole numbers"
         raise SettingsError(f"mix averages inputs of the harmful task, and {came}: leave it out.")
@@ -172,8 +199,26 @@ def _choose_trained(cut: Cut, training: Training, pretraining: bool) -> set[str]
     for module in cut.model.train(pretraining).modules():
         if isinstance(module, BATCHNORM):
             trained = any(p.requires_grad for p in module.parameters())
-            module.train(training.batchnorm == "update" and trained)
+            module.train(training.batchnorm != "freeze" and trained)
     return names
+
+
+def _beginning(cut: Cut, start: Cut, kind: str, seed: int, sharded: bool) -> Callable[[], None]:
+    """Return a function that gives the student fresh parameters, or mixes them with the given."""
+    if sharded:
+        raise SettingsError(f"start={kind!r} draws whole layers, which FSDP shards: use 'given'.")
+    drawn, share = untrained(cut, seed).model, FRESH[kind]
+
+    @torch.no_grad()
+    def begin() -> None:
+        for mine, fresh in zip(start.model.parameters(), drawn.parameters(), strict=True):
+            if mine.requires_grad:
+                mine.lerp_(fresh.to(mine), share)
+        if kind == "fresh":
+            for buffer, drawn_buffer in zip(start.model.buffers(), drawn.buffers(), strict=True):
+                buffer.copy_(drawn_buffer)
+
+    return begin
 
 
 @contextmanager
@@ -191,7 +236,9 @@ def resting(module: nn.Module) -> Iterator[None]:
 
 def plain_name(name: str) -> str:
     """Return a parameter's name in the plain model, from its name in the student."""
-    return name.replace("_forward_module.", "").removeprefix("module.").removeprefix("model.")
+    for wrapper in ("_forward_module.", "_fsdp_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.").removeprefix("model.")
 
 
 def _optimizer(training: Training, student: nn.Module, body: set[str]) -> torch.optim.Optimizer:
@@ -218,11 +265,13 @@ def _note_small_grams(run: TrainingRun, width: int) -> None:
         if size > least:
             continue
         fault = " and a probe explains any labels" if role == "harmful" else ""
-        remedy = f"Raise {setting} (and accumulate) above {least}"
+        remedy = f"Raise {setting} above {least}"
+        if run.training.batchnorm == "freeze":
+            remedy += f" (accumulate={math.ceil(least / size) + 1} keeps the memory of a part)"
         if rows <= least:
             remedy = f"Give more data: only {rows} are trained on"
-        told = f"{size} {role} samples a step in {least} dimensions: the Gram is rank-deficient"
-        run.note(f"{told}{fault}. {remedy}.", RankWarning)
-    if run.objective.recall and (rows := run.streams[1].batch) < RECALLED * width:
-        told = f"recall: {rows} harmful samples a step for {width} features; at least {RECALLED} "
-        run.note(f"{told}for each are needed. Raise harmful_batch, or give more data.", RankWarning)
+        run.note(
+            f"{size} {role} samples a step in {least} dimensions: the Gram is rank-deficient"
+            f"{fault}. {remedy}.",
+            RankWarning,
+        )

@@ -8,34 +8,30 @@ gradient through it. The result is exact.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from immunis.core.distributed import rank, summed, world
-from immunis.core.errors import NumericalError
+from immunis.core.distributed import rank, world
+from immunis.core.state import seeded
 from immunis.data.task import target_matrix
 from immunis.data.transforms import augmented, mixed
-from immunis.theory.rho import recalled
-from immunis.training.objective import SUPERVISED, Attacker, Terms, View
+from immunis.training.objective import Terms, View
 from immunis.training.setup import Batch, TrainingRun, resting
 
 Answers = dict[tuple[str, str], Tensor]  # by (role, layer); the role "logits" has no layer
 Pair = tuple[Batch | None, Batch | None]  # of the primary and the harmful task
-DIFFERENCE = 1e-2  # length of a second-order probe, relative to an attacker's step
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rows:
-    """The batches of one step: harmful labels as a float64 matrix, and what the teacher adds."""
+    """The batches of one step, harmful labels as a float64 matrix."""
 
-    primary: Batch | None
+    primary: Batch
     harmful: Batch | None
-    recalled: Tensor | None = None
 
 
 @dataclass
@@ -64,13 +60,18 @@ def draw(run: TrainingRun, step: int, primary: Batch, harmful: Batch | None) -> 
 
 
 def forward(run: TrainingRun, rows: Rows, primary: bool = True) -> Outputs:
-    """Run the student on a step's rows, or on the harmful rows alone."""
+    """Run the student on a step's rows, or on the harmful rows alone.
+
+    Grids are cut at borders that follow from the step's seed: what evens out over one grid shows on
+    another.
+    """
+    drawn = torch.rand(2, generator=torch.Generator().manual_seed(torch.initial_seed()))
+    run.student.module.borders = tuple(drawn.tolist())
     pair = (rows.primary if primary else None), rows.harmful
-    asked = _asked(run, rows, pair)
     count, device = run.training.accumulate, run.fabric.device
     if count == 1:
-        answers = _answers(run, pair, sum(map(len, asked)) if run.joint else None)
-        return Outputs(_view(run, rows, pair, asked, answers), answers)
+        answers = _answers(run, pair)
+        return Outputs(_view(run, pair, answers), answers)
     base = torch.initial_seed()
 
     def part(batch: Batch | None, index: int) -> Batch | None:
@@ -80,14 +81,13 @@ def forward(run: TrainingRun, rows: Rows, primary: bool = True) -> Outputs:
 
     def run_part(index: int) -> Answers:
         # Both passes drop the same units; what terms draw does not depend on the parts.
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(base + index)
+        with seeded(base + index, [device] if device.type == "cuda" else []):
             return _answers(run, (part(pair[0], index), part(pair[1], index)))
 
     with torch.no_grad():
         found = [run_part(index) for index in range(count)]
     leaves = {key: torch.cat([one[key] for one in found]).requires_grad_() for key in found[0]}
-    return Outputs(_view(run, rows, pair, asked, leaves), leaves, run_part)
+    return Outputs(_view(run, pair, leaves), leaves, run_part)
 
 
 def loss_of(
@@ -144,78 +144,21 @@ def values_of(terms: Terms) -> dict[str, float]:
     return dict(zip(terms, found.tolist(), strict=True))
 
 
-def attack(run: TrainingRun, rows: Rows) -> Terms:
-    """Add the gradient of the terms after the simulated attack, if any; return the terms."""
-    attacker = run.objective.attacker
-    if attacker is None or rows.harmful is None:
-        return {}
-    with _attacked(run, attacker, rows) as carry_back:
-        terms = add_gradient(run, rows, run.objective.after, run.weights, primary=False)
-        carry_back()
-    return terms
-
-
-def balanced_weights(run: TrainingRun, rows: Rows) -> dict[str, float]:
-    """Return the objective's weights; None becomes ``multiple·‖∇supervised‖/‖∇term‖``."""
-    goal = run.objective
-    found = {SUPERVISED: 1.0} | {n: w for n, w in goal.weights.items() if w is not None}
-
-    def pull(name: str) -> float:
-        clear(run)
-        only = {name: 1.0 / _scale(run)}  # unscaled, so that half precision does not overflow
-        if goal.attacker is not None and rows.harmful is not None:
-            with _attacked(run, goal.attacker, rows):
-                add_gradient(run, rows, goal.after, only, primary=False)
-        add_gradient(run, rows, goal.terms, only)
-        return _norm(run, _gradients(run))
-
-    balanced = [name for name, weight in goal.weights.items() if weight is None]
-    base = pull(SUPERVISED) if balanced else 0.0
-    for name in balanced:
-        size = pull(name)
-        if not (math.isfinite(size) and math.isfinite(base)):
-            told = f"the gradient of {name} or of the primary loss is not finite at the start. "
-            raise NumericalError(f"{told}Check the model's weights and the scale of its inputs.")
-        found[name] = goal.multiples.get(name, 1.0) * base / size if size > 0 else 0.0
-        if not size:
-            run.note(f"{name} has no gradient at the start and is left out: give it a weight.")
-    return found
-
-
 def clear(run: TrainingRun) -> None:
     """Drop all gradients."""
     for parameter in run.student.parameters():
         parameter.grad = None
 
 
-def _gradients(run: TrainingRun) -> list[Tensor]:
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in run.body]
-
-
-def _norm(run: TrainingRun, tensors: list[Tensor]) -> float:
-    square = torch.stack([t.detach().double().square().sum() for t in tensors]).sum()
-    return math.sqrt(float(summed(square) if run.sharded else square))
-
-
-def _scale(run: TrainingRun) -> float:  # of losses in half precision
-    return 1.0 if run.scaler is None else float(run.scaler.get_scale())
-
-
-def _answers(run: TrainingRun, pair: Pair, asked: int | None = None) -> Answers:
-    """Return logits of the first pass, and features of both batches.
-
-    The teacher is asked next about ``asked`` rows of a joint pass.
-    """
+def _answers(run: TrainingRun, pair: Pair) -> Answers:
+    """Return logits of the first pass, and features of both batches."""
     given = {role: batch[0] for role, batch in zip("ph", pair, strict=True) if batch is not None}
     found: Answers = {}
     for roles in ["".join(given)] if run.joint else list(given):
         inputs = [given[role] for role in roles]
         sizes = [len(part) for part in inputs]
-        teaches = run.teacher is not None and run.objective.teacher and roles.startswith("p")
-        lent = sizes[0] if asked is None else asked
-        follow = run.teacher.following(lent) if run.teacher and teaches else nullcontext()
-        rest = resting(run.student) if roles == "h" and not run.joint else nullcontext()
-        with follow, rest:
+        # Where the tasks run apart, primary rows alone set BatchNorm's statistics.
+        with resting(run.student) if roles == "h" else nullcontext():
             logits, features = run.student(torch.cat(inputs) if len(inputs) > 1 else inputs[0])
         found.setdefault(("logits", ""), logits.split(sizes)[0])
         for layer, z in features.items():
@@ -223,110 +166,22 @@ def _answers(run: TrainingRun, pair: Pair, asked: int | None = None) -> Answers:
     return found
 
 
-def _asked(run: TrainingRun, rows: Rows, pair: Pair) -> list[Tensor]:
-    """Return inputs to ask the teacher about: primary ones, and once a step harmful ones."""
-    taught = pair[0] if run.objective.teacher else None
-    told = pair[1] if run.objective.recall and rows.recalled is None else None
-    return [batch[0] for batch in (taught, told) if batch is not None]
-
-
-def _view(run: TrainingRun, rows: Rows, pair: Pair, asked: list[Tensor], answers: Answers) -> View:
+def _view(run: TrainingRun, pair: Pair, answers: Answers) -> View:
     """Return what the objective sees, the original's answers included."""
     (primary, harmful), teacher = pair, None
-    if run.teacher is not None and asked:
-        asked = [torch.cat(asked)] if run.joint else asked  # as the student's own passes
-        parts = [part for x in asked for part in x.tensor_split(run.training.accumulate)]
-        logits, features = map(torch.cat, zip(*map(run.teacher, parts), strict=True))
-        count = len(primary[0]) if run.objective.teacher and primary is not None else 0
-        teacher = (logits[:count], features[:count]) if count else None
-        if len(features) > count and harmful is not None:
-            rows.recalled = recalled(features[count:], harmful[1])
+    if run.teacher is not None and primary is not None:
+        parts = primary[0].tensor_split(run.training.accumulate)
+        teacher = torch.cat([run.teacher(part) for part in parts])
     logits = answers["logits", ""]
     none = logits.new_zeros(0)
-    targets = none if harmful is None else harmful[1]
     return View(
         logits,
         none if primary is None else primary[1],
         {layer: z for (role, layer), z in answers.items() if role == "p"},
         {layer: z for (role, layer), z in answers.items() if role == "h"},
-        targets if harmful is None or rows.recalled is None else rows.recalled,
+        none if harmful is None else harmful[1],
         teacher,
         run.head,
         run.training.label_smoothing,
         len(run.streams) < 2 or run.streams[1].task.kind == "classification",
     )
-
-
-@contextmanager
-def _attacked(run: TrainingRun, attacker: Attacker, rows: Rows) -> Iterator[Callable[[], None]]:
-    """Let the attacker move the parameters; yield what carries ``.grad`` back; put them back.
-
-    The harmful head learns from the attacker's first gradient.
-    """
-    start = [p.detach().clone() for p in run.body]
-    size = _norm(run, start)
-    path: list[tuple[list[Tensor], float]] = []
-
-    def gradient() -> list[Tensor]:
-        clear(run)
-        add_gradient(run, rows, lambda view: {"": attacker.loss(view)}, {"": 1.0}, primary=False)
-        return [g.clone() for g in _gradients(run)]
-
-    def carry_back() -> None:
-        """Apply ``v ← v − c·∇²L·v`` along the path, by central differences."""
-        if attacker.order == 1:
-            return
-        v = [g.clone() for g in _gradients(run)]
-        for place, factor in reversed(path):
-            norm = _norm(run, v)
-            if norm == 0:
-                break
-            h = DIFFERENCE * attacker.rate * size / norm
-            sides = []
-            for sign in (1.0, -1.0):
-                _place(run, [p + sign * h * d for p, d in zip(place, v, strict=True)])
-                sides.append(gradient())
-            v = [d - factor * (a - b) / (2 * h) for d, a, b in zip(v, *sides, strict=True)]
-        clear(run)
-        for p, g in zip(run.body, v, strict=True):
-            p.grad = g
-
-    try:
-        for _ in range(attacker.steps):
-            with nullcontext() if path else _learning_head(run):
-                gradients = gradient()
-            norm = _norm(run, gradients)
-            factor = attacker.rate * size / norm if norm > 0 else 0.0
-            path.append(([p.detach().clone() for p in run.body], factor))
-            with torch.no_grad():
-                for p, g in zip(run.body, gradients, strict=True):
-                    p.sub_(g, alpha=factor)
-        clear(run)
-        yield carry_back
-    finally:
-        _place(run, start)
-
-
-def _place(run: TrainingRun, values: list[Tensor]) -> None:
-    with torch.no_grad():
-        for p, value in zip(run.body, values, strict=True):
-            p.copy_(value)
-
-
-@contextmanager
-def _learning_head(run: TrainingRun) -> Iterator[None]:
-    """Let the harmful head, if any, take one gradient step of its own."""
-    if run.head is None:
-        yield
-        return
-    run.head.requires_grad_(True)
-    try:
-        yield
-        scale = _scale(run) if run.training.accumulate == 1 else 1.0  # parts: a plain backward
-        with torch.no_grad():
-            for p in run.head.parameters():
-                if p.grad is not None:
-                    p.sub_(summed(p.grad) / world() / scale)
-                    p.grad = None
-    finally:
-        run.head.requires_grad_(False)
