@@ -10,7 +10,8 @@ from helpers import ROOT, doc_code
 
 DRIVER = """
 import json, sys
-from immunis.cli.main import app
+import immunis.cli.commands  # noqa: F401 - registers them
+from immunis.cli.options import app
 from immunis.recipes.demo import RUNS
 
 for words in json.loads(sys.argv[1]):

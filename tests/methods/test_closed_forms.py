@@ -5,9 +5,9 @@ import torch
 
 from immunis import InputError, Task, gram, immunize, relative_immunization_ratio
 from immunis.methods.erase import eraser
-from immunis.theory.frontier import ceiling
+from immunis.theory.frontier import ceiling, ceilings
 from immunis.theory.gram import as_extractor
-from immunis.theory.rho import rho_of_gram
+from immunis.theory.probes import rho_of_gram
 
 F = torch.float64
 EYE = torch.eye(5, dtype=F)
@@ -21,6 +21,22 @@ def test_frontier_reaches_the_ceiling_at_any_budget(pair):
         assert ratio.value == pytest.approx(top, rel=1e-6)
         kappa_p = ratio.spectra["primary"][1].condition_number
         assert kappa_p == pytest.approx(budget, rel=1e-6)
+
+
+def test_frontier_is_no_worse_than_the_identity_where_free_directions_are_coupled():
+    """The shared ceiling is 0.99 here: the identity neither drops nor decouples them."""
+    draw = torch.Generator().manual_seed(0)
+    x, h = (torch.randn(300, 8, generator=draw, dtype=F) for _ in range(2))
+    x[:, 6:], h = 0, h * torch.linspace(1, 4, 8, dtype=F)
+    tasks = Task((x, x[:, :1])), Task((h, h[:, 2:3]))
+    found = ceilings(gram(tasks[0]), gram(tasks[1]))
+    assert found.shared < 1 and found.free_directions == 2
+    result = immunize(torch.eye(8, dtype=F), *tasks, "frontier")
+    assert result.record.figures["rir"]["value"] == pytest.approx(10, rel=1e-6)
+    details = result.record.figures["details"]
+    assert details["floor"] == pytest.approx(found.shared / 10)
+    asked = immunize(torch.eye(8, dtype=F), *tasks, "frontier", floor=0.1)
+    assert asked.record.figures["details"]["floor"] == 0.1  # RIR is above 1
 
 
 def test_frontier_stays_as_close_to_the_given_theta_as_rotations_allow(pair):

@@ -40,6 +40,21 @@ def test_algorithm_1_improves_rir_and_search_improves_it_further(pair):
     assert many["details"]["trials"] == len(STEP_SIZES) * len(MULTIPLES) ** 2
 
 
+def test_lambdas_are_balanced_against_the_loss_or_as_the_paper_says_against_each_other(pair):
+    def lambdas(**settings):
+        details = immunize(EYE, *pair, "condition", steps=1, **settings).record.figures["details"]
+        return details["lambda_primary"], details["lambda_harmful"]
+
+    loss = lambdas()
+    one = lambdas(balance="regularizers")
+    assert one == (1, pytest.approx(loss[1] / loss[0]))
+    assert lambdas(balance="regularizers", lambda_primary=7.0) == (7, pytest.approx(7 * one[1]))
+    more = lambdas(balance="regularizers", multiple_primary=3.0, multiple_harmful=2.0)
+    assert more == (3, pytest.approx(6 * one[1]))
+    searched = immunize(EYE, *pair, "condition", steps=5, search=True, balance="regularizers")
+    assert searched.record.figures["details"]["lambda_primary"] in MULTIPLES
+
+
 def test_full_batch_algorithm_1_follows_the_naive_one_step_by_step(pair):
     """One mini-batch that holds all data, plain descent: the naive loop is Algorithm 1."""
     primary, harmful = pair

@@ -1,6 +1,7 @@
 """The contract that every method passes; a new method is picked up by itself."""
 
 import dataclasses
+import math
 import warnings
 
 import pytest
@@ -23,6 +24,7 @@ VARIANTS = {
     "condition mini-batch": ("condition", {"batch_size": 16, "optimizer": "adam", "steps": 5}),
     "condition certified": ("condition", {"certified": True}),
     "frontier budget": ("frontier", {"budget": 50.0}),
+    "frontier definition": ("frontier", {"goal": "definition"}),
     "erase fully": ("erase", {"strength": 0.0}),
 }
 
@@ -81,7 +83,8 @@ class TestContract:
         record = result.record
         assert record.kind == "immunize"
         assert record.settings["method"] == VARIANTS[variant][0]
-        assert record.figures["rir"]["value"] > 0
+        ratio = record.figures["rir"]["value"]
+        assert ratio is None if variant == "erase fully" else ratio > 0  # it changes ranks
         assert set(record.data) == {"primary", "harmful"}
         assert record.to_json()
 
@@ -95,14 +98,15 @@ class TestContract:
         seen = []
         self.run(variant, EYE, pair, progress=lambda what, share: seen.append(share))
         assert seen == sorted(seen)
-        assert seen[0] >= 0
         assert seen[-1] == 1
 
+    @pytest.mark.filterwarnings("ignore::immunis.RankWarning")
     def test_no_rir_exceeds_the_ceiling(self, variant, pair):
-        if variant == "erase fully":
-            return  # a singular θ changes ranks, and RIR compares unlike things
         ratio = relative_immunization_ratio(self.run(variant, EYE, pair).model, *pair)
-        assert ratio.value <= ceiling(gram(pair[0]), gram(pair[1])) * (1 + 1e-6)
+        if variant == "erase fully":  # a singular θ changes ranks: RIR is not defined
+            assert math.isnan(ratio.value)
+        else:
+            assert ratio.value <= ceiling(gram(pair[0]), gram(pair[1])) * (1 + 1e-6)
 
     @pytest.mark.filterwarnings("ignore::immunis.RankWarning")
     def test_regression_tasks_work(self, variant):
@@ -124,7 +128,8 @@ class TestContract:
             tasks.append(Task((x, y), name=name))
         result = self.run(variant, torch.eye(7, dtype=F), tasks)
         assert torch.isfinite(result.model.weight).all()
-        assert result.record.figures["rir"]["value"] > 0
+        ratio = result.record.figures["rir"]["value"]
+        assert ratio is None if variant == "erase fully" else ratio > 0
 
 
 @pytest.mark.parametrize("method", LINEAR)
@@ -155,7 +160,8 @@ def test_bad_models_are_refused_by_every_method(method, model, says, pair):
         ("", {}, "unknown method"),
         ("frontier", {"budgt": 2}, "did you mean 'budget'"),
         ("frontier", {"budget": 0.5}, "budget"),
-        ("frontier", {"free_scale": 0}, "free_scale"),
+        ("frontier", {"floor": 0.0}, "floor"),
+        ("frontier", {"goal": "definition", "budget": 2.0}, "drop budget"),
         ("erase", {"strength": -0.1}, "strength"),
         ("erase", {"strength": 1.1}, "strength"),
         ("erase", {"strength": float("nan")}, "strength"),

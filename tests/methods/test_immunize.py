@@ -148,3 +148,14 @@ def test_a_network_without_a_head_gets_a_least_squares_one(pair):
         effort={"seeds": 1},
     )  # in one dtype throughout
     assert result.record.data["primary"]["train"] == pair[0].train.fingerprint()
+
+
+def test_a_numpy_theta_is_immunized_and_audited_like_any_other(pair):
+    theta = torch.randn(5, 5, dtype=torch.float64)
+    result, same = (immunize(given, *pair, "erase") for given in (theta.numpy(), theta))
+    assert torch.equal(result.model.weight, same.model.weight)
+    few = {"seeds": 1, "budget": 5}
+    found = audit({"original": theta.numpy(), "erase": result}, *pair, attacks=["knn"], effort=few)
+    other = audit({"original": theta, "erase": same}, *pair, attacks=["knn"], effort=few)
+    scores = [a.record.figures["attacks"]["knn"]["original"]["score"] for a in (found, other)]
+    assert scores[0] == scores[1]

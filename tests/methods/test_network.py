@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from helpers.networks import small_net, tasks
 from helpers.training import SHORT
 from immunis import InputError, SettingsError, Task, audit, immunize
-from immunis.models.find_head import cut
+from immunis.models.find_cut import cut
 from immunis.theory.gram import gram_of
-from immunis.theory.rho import rho_of_gram
+from immunis.theory.probes import rho_of_gram
 
 
 def test_a_model_without_a_linear_head_is_refused():
@@ -22,36 +22,36 @@ def test_a_model_without_a_linear_head_is_refused():
         return nn.Sequential(*parts).eval()
 
     with pytest.raises(InputError, match="no linear head with 4 outputs"):
-        immunize(headless(4), *tasks(), "probe", training=SHORT)
+        immunize(headless(4), *tasks(), "probe", training=SHORT, weight=10.0)
     with pytest.raises(InputError, match=r"be kept\. Name it with head= .* head=nn\.Linear"):
-        immunize(headless(8), *tasks(), "probe", training=SHORT)
+        immunize(headless(8), *tasks(), "probe", training=SHORT, weight=10.0)
     wide = nn.Sequential(headless(8), nn.Linear(8, 6)).eval()
     with pytest.raises(InputError, match=r"ends in '1' with 6: .*classes=6"):
-        immunize(wide, *tasks(), "probe", training=SHORT)
+        immunize(wide, *tasks(), "probe", training=SHORT, weight=10.0)
     with pytest.raises(InputError, match="network"):
-        immunize(torch.eye(3), *tasks(), "probe", training=SHORT)
+        immunize(torch.eye(3), *tasks(), "probe", training=SHORT, weight=10.0)
 
 
 def test_a_model_that_answers_with_probabilities_is_refused():
     model = nn.Sequential(*small_net(), nn.Softmax(1)).eval()
     with pytest.raises(InputError, match="without its softmax"):
-        immunize(model, *tasks(), "probe", training=SHORT, head="6")
+        immunize(model, *tasks(), "probe", training=SHORT, weight=10.0, head="6")
 
 
 def test_weights_that_are_not_finite_are_refused_by_name():
     model = small_net()
     model[0].weight.data[0] = math.nan
     with pytest.raises(InputError, match=r"the model's 0\.weight holds NaN"):
-        immunize(model, *tasks(), "probe", training=SHORT)
+        immunize(model, *tasks(), "probe", training=SHORT, weight=10.0)
 
 
 def test_compiled_and_half_precision_models_are_refused_before_any_step():
     model = small_net()
     model[3] = torch.compile(model[3])
     with pytest.raises(InputError, match=r"under torch\.compile"):
-        immunize(model, *tasks(), "probe", training=SHORT)
+        immunize(model, *tasks(), "probe", training=SHORT, weight=10.0)
     with pytest.raises(InputError, match=r"0\.weight is in float16"):
-        immunize(small_net().half(), *tasks(), "probe", training=SHORT)
+        immunize(small_net().half(), *tasks(), "probe", training=SHORT, weight=10.0)
 
 
 class FirstToken(nn.Module):
@@ -69,7 +69,9 @@ class FirstToken(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 def test_the_token_that_the_model_heeds_is_defended_and_audited():
     primary, harmful = tasks()
-    result = immunize(FirstToken().eval(), primary, harmful, "probe", head="fc", training=SHORT)
+    result = immunize(
+        FirstToken().eval(), primary, harmful, "probe", head="fc", training=SHORT, weight=10.0
+    )
     inputs, labels = primary.test.tensors()
     own = float((result.model(inputs).argmax(1) == labels).float().mean())
     assert result.record.figures["primary_score"]["after"] == pytest.approx(own)
@@ -108,15 +110,18 @@ class Pair(nn.Module):
 
 
 def test_answers_that_do_not_come_from_the_head_are_refused():
-    assert immunize(Pair(), *tasks(), "probe", head="a", training=SHORT).head.out_features == 4
+    assert (
+        immunize(Pair(), *tasks(), "probe", head="a", training=SHORT, weight=10.0).head.out_features
+        == 4
+    )
     with pytest.raises(InputError, match="answers do not come from its head 'b'"):
-        immunize(Pair(), *tasks(), "probe", head="b", training=SHORT)
+        immunize(Pair(), *tasks(), "probe", head="b", training=SHORT, weight=10.0)
 
 
 def test_layers_that_features_do_not_come_through_are_refused():
     training = dataclasses.replace(SHORT, layers=["aux"])
     with pytest.raises(InputError, match="the features do not come through aux"):
-        immunize(Pair(), *tasks(), "probe", head="a", training=training)
+        immunize(Pair(), *tasks(), "probe", head="a", training=training, weight=10.0)
 
 
 class Checkpointed(Pair):
@@ -133,7 +138,7 @@ class Checkpointed(Pair):
 def test_layers_that_autograd_does_not_show_are_trained():
     training = dataclasses.replace(SHORT, layers=["body.1"])
     model = Checkpointed()
-    found = immunize(model, *tasks(), "probe", training=training).model
+    found = immunize(model, *tasks(), "probe", training=training, weight=10.0).model
     assert not torch.equal(found.body[1].weight, model.body[1].weight)
 
 
@@ -141,7 +146,7 @@ def test_a_bare_encoder_is_trained_with_a_head_beside_it():
     encoder, head = Pair().body, nn.Linear(16, 4)
     encoder[1].bias.requires_grad_(False)
     training = dataclasses.replace(SHORT, layers=["1.weight"])
-    found = immunize(encoder, *tasks(), "probe", head=head, training=training)
+    found = immunize(encoder, *tasks(), "probe", head=head, training=training, weight=10.0)
     assert type(found.model) is type(encoder)
     assert not torch.equal(found.model[1].weight, encoder[1].weight)
     assert torch.equal(found.model[1].bias, encoder[1].bias)
@@ -161,4 +166,4 @@ def test_answers_for_every_token_are_refused():
             return self.head(self.body(x.mean(1)))
 
     with pytest.raises(InputError, match="expected one row of 4 outputs"):
-        immunize(Tokens().eval(), *tasks(), "probe", training=SHORT, head="head")
+        immunize(Tokens().eval(), *tasks(), "probe", training=SHORT, head="head", weight=10.0)

@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from immunis.core.errors import NumericalError, SettingsError
-from immunis.core.progress import Progress, silent
+from immunis.core.jobs import Progress, silent
 from immunis.core.settings import build, require_least
 from immunis.data.task import Task
 from immunis.models.cut import Cut
@@ -81,7 +81,7 @@ class LinearProblem:
     def rir(self, theta: Tensor) -> float:
         """Return ``κ_H/κ_P``, which is RIR up to a constant; 0 if rounding has lost a direction.
 
-        κ over the directions that remain would flatter θ.
+        κ of the remaining directions alone would make θ look better than it is.
         """
         primary, harmful = self.kappas(theta)
         return 0.0 if math.inf in (primary, harmful) else harmful / primary
@@ -104,6 +104,9 @@ class Method:
         network: dataclass of the settings of ``objective``, which returns the loss that trains a
             network.
         order: place in lists of methods; equal ones are sorted by name.
+        training: returns how ``objective`` is trained, for a network and its primary task, unless
+            the user says otherwise; by default as ``Training`` says.
+        searched: setting that is raised as far as the primary score allows, where it is None.
         demo: settings that ``immunis demo`` runs, by label; by default the method as it is.
     """
 
@@ -113,6 +116,8 @@ class Method:
     solve: Callable[[LinearProblem, Any], Solution] | None = None
     network: type | None = None
     objective: Callable[[Any, Cut], Objective] | None = None
+    training: Callable[[nn.Module, Task], Mapping[str, Any]] | None = None
+    searched: str = ""
     order: int = 100
     demo: Mapping[str, Mapping[str, Any]] | None = None
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from immunis.core.errors import NumericalError
-from immunis.core.progress import silent
+from immunis.core.jobs import silent
 from immunis.core.settings import require, require_least
 from immunis.methods.base import Descent, LinearProblem, Method, Solution, best_of, descent
 from immunis.models.cut import Cut
@@ -39,17 +39,29 @@ MOST_ILL = 1e10  # rounding hides what lies beyond this κ_H
 class NetworkSettings:
     """The weights λ_P and λ_H of the regularizers.
 
-    By default they are balanced: at the first step a regularizer pulls as hard as the loss, times
-    its ``multiple`` (the paper searches 1, 2, 3, 5).
+    Attributes:
+        balance: what a weight that is not given is balanced against at the first step. With
+            ``"loss"`` each regularizer pulls as hard as the loss, times its ``multiple``. With
+            ``"regularizers"``, as the paper's text says, λ_P is its multiple and R_ill pulls as
+            hard as λ_P·R_well, times ``multiple_harmful``. The paper searches multiples 1, 2, 3, 5.
     """
 
     lambda_primary: float | None = None
     lambda_harmful: float | None = None
     multiple_primary: float = 1.0
     multiple_harmful: float = 1.0
+    balance: Literal["loss", "regularizers"] = "loss"
 
     def __post_init__(self) -> None:
-        require_least(self, 0, *NetworkSettings.__dataclass_fields__)
+        numbers = ("lambda_primary", "lambda_harmful", "multiple_primary", "multiple_harmful")
+        require_least(self, 0, *numbers)
+
+    @property
+    def weights(self) -> tuple[float | None, float | None]:
+        """λ_P and λ_H; None for those that are balanced by gradient norms."""
+        if self.lambda_primary is None and self.balance == "regularizers":
+            return self.multiple_primary, self.lambda_harmful
+        return self.lambda_primary, self.lambda_harmful
 
 
 @dataclass(frozen=True)
@@ -92,26 +104,33 @@ def algorithm_1(problem: LinearProblem, settings: Settings) -> Solution:
         steps *= math.ceil(max(problem.primary.samples, problem.harmful.samples) / size)
     weights: list[float] = []
 
-    def balanced(loss: Tensor, term: Tensor) -> float:
-        length = float(term.norm())
-        return float(loss.norm()) / length if length > 0 else 0.0
-
     def gradients(theta: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
         loss_theta, loss_omega, h_primary, h_harmful = terms(theta, omega)
         well = 2 * theta @ reg.r_well_gradient(h_primary)
         ill = 2 * theta @ reg.r_ill_gradient(h_harmful, rank if size is None else None)
         if not weights:
-            for term, given, multiple in (
-                (well, settings.lambda_primary, settings.multiple_primary),
-                (ill, settings.lambda_harmful, settings.multiple_harmful),
-            ):
-                weights.append(multiple * balanced(loss_theta, term) if given is None else given)
+            weights.extend(_balanced(settings, *(float(t.norm()) for t in (loss_theta, well, ill))))
         return loss_theta + weights[0] * well + weights[1] * ill, loss_omega
 
     path = descent(problem, settings, gradients, problem.random_heads()[0], steps=steps)
     found = best_of(problem, path)
     told = {"lambda_primary": weights[0], "lambda_harmful": weights[1], "step": settings.step}
     return Solution(found.theta, {**found.details, **told})
+
+
+def _balanced(settings: Settings, loss: float, well: float, ill: float) -> tuple[float, float]:
+    """Return λ_P and λ_H, from the lengths of the three gradients at the start."""
+
+    def ratio(one: float, other: float) -> float:
+        return one / other if other > 0 else 0.0
+
+    primary, harmful = settings.weights
+    if primary is None:
+        primary = settings.multiple_primary * ratio(loss, well)
+    if harmful is None:
+        against = loss if settings.balance == "loss" else primary * well
+        harmful = settings.multiple_harmful * ratio(against, ill)
+    return primary, harmful
 
 
 Terms = tuple[Tensor, Tensor, Tensor, Tensor]  # ∇_θL, ∇_ωL, H_P, H_H
@@ -234,8 +253,9 @@ def objective(settings: NetworkSettings, cut: Cut) -> Objective:
             "r_well": reg.r_well(reg.feature_hessian(view.primary[""], across=True)),
             "r_ill": reg.r_ill(reg.feature_hessian(view.harmful[""], across=True)),
         },
-        {"r_well": settings.lambda_primary, "r_ill": settings.lambda_harmful},
+        dict(zip(("r_well", "r_ill"), settings.weights, strict=True)),
         multiples={"r_well": settings.multiple_primary, "r_ill": settings.multiple_harmful},
+        base=SUPERVISED if settings.balance == "loss" else "r_well",
         needs={"primary": cut.width},
     )
 

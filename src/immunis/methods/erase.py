@@ -27,7 +27,7 @@ class Settings:
     strength: float = 1e-3
 
     def __post_init__(self) -> None:
-        require(0 <= self.strength <= 1, f"strength={self.strength}: need 0 <= strength <= 1")
+        require(0 <= self.strength <= 1, f"strength={self.strength}: expected 0 <= strength <= 1")
 
 
 def eraser(gram: Gram, strength: float = 0.0) -> tuple[Tensor, int]:

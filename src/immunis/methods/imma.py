@@ -1,7 +1,7 @@
 """*IMMA* (paper, baseline 2; Zheng et al. 2024): bi-level, unrolled through the attacker.
 
 The attacker descends on ``L(D_H, w, θ)`` in θ and reaches θ*. The defender raises
-``L(D_H, w, θ*)``, differentiates through θ*, and keeps the primary loss low. w follows features.
+``L(D_H, w, θ*) − L(D_P, ω, θ*)`` and differentiates through θ*. w follows features.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from immunis.core.settings import require_least
+from immunis.core.settings import MOST, require_least, require_most
 from immunis.methods.base import Descent, LinearProblem, Method, Moments, Solution, best_of, descent
 from immunis.models.cut import Cut
 from immunis.training.objective import SUPERVISED, Attacker, Balanced, Objective
@@ -28,6 +28,7 @@ class Settings(Descent):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_least(self, 1, "inner_steps")
+        require_most(self, MOST["inner_steps"], "inner_steps")
         require_least(self, 0, "inner_step", above=True)
 
 
@@ -82,16 +83,18 @@ class NetworkSettings(Balanced):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_least(self, 1, "steps")
+        require_most(self, MOST["inner_steps"], "steps")
         require_least(self, 0, "rate", above=True)
 
 
 def objective(settings: NetworkSettings, cut: Cut) -> Objective:
-    """Return ``L(D_P) − λ·L(D_H, w, θ*)``."""
+    """Return ``L(D_P, ω, θ*) − λ·L(D_H, w, θ*)``: both losses at what the attacker reaches."""
     attack = settings.steps, settings.rate, settings.order
     return Objective(
-        lambda view: {SUPERVISED: view.supervised},
+        lambda view: {},
         {"attacked": settings.weight},
-        after=lambda view: {"attacked": -view.harmful_loss},
+        after=lambda view: {SUPERVISED: view.supervised, "attacked": -view.harmful_loss},
+        after_primary=True,
         attacker=Attacker(lambda view: view.harmful_loss, *attack),
         multiples={"attacked": settings.multiple},
         head=True,

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from immunis.core.display import Shown
 from immunis.core.distributed import world
-from immunis.core.errors import InputError
-from immunis.core.progress import Progress, silent
+from immunis.core.errors import InputError, SettingsError
+from immunis.core.hashing import state_digest
+from immunis.core.jobs import Progress
+from immunis.core.progress import with_progress
 from immunis.core.records import Record
 from immunis.core.settings import build
 from immunis.core.settings import whole as whole_number
+from immunis.data.checks import real
+from immunis.data.scale import warn_if_uneven
+from immunis.data.several_tasks import together
 from immunis.data.split import Split
 from immunis.data.task import Task
 from immunis.methods import LinearProblem, Method, get_method
-from immunis.methods.record import Run, linear_record, network_record
-from immunis.models.cut import Cut, Joined, logits_of, run_model
-from immunis.models.find_head import cut
+from immunis.methods.kept_primary import warns
+from immunis.methods.record import Run, linear_record, network_record, placed
+from immunis.methods.trainable import checked_network
+from immunis.methods.weight_search import strongest
+from immunis.models.find_cut import cut
+from immunis.models.joined import Joined
 from immunis.models.linear import (
     checked_head,
     compensated_head,
@@ -34,15 +45,16 @@ from immunis.models.linear import (
     linear_layer,
     theta_and_bias,
 )
-from immunis.models.stages import feeds, parameters_below
 from immunis.theory.gram import as_extractor, check_pair, paired_grams
-from immunis.training.hardware import Hardware
-from immunis.training.loop import fit
-from immunis.training.settings import Training
+from immunis.training.loop import Fit, fit
+from immunis.training.paired import primary_hits
+from immunis.training.settings import LENGTHS, Hardware, Training
+
+SHARE = 0.2  # of the work left, that a training of a search is shown as: there are about five
 
 
 @dataclass(frozen=True)
-class Immunized:
+class Immunized(Shown):
     """An immunized extractor.
 
     Attributes:
@@ -55,20 +67,29 @@ class Immunized:
     model: nn.Module
     head: nn.Linear
     exact: bool
-    _measure: Callable[[], Record]
+    _measure: Callable[[], Record] = field(repr=False)
 
     @cached_property
     def record(self) -> Record:
         """The run as a record, measured on the model as it was returned."""
-        return self._measure()
+        record = self._measure()
+        return replace(record, figures={**record.figures, "weights": state_digest(self.model)})
+
+    @property
+    def kept(self) -> bool | None:
+        """False if the primary score fell by more than it may; None if it is not known."""
+        return self.record.figures["primary_score"]["kept"]
 
 
+@with_progress
+@warns
 def immunize(
-    model: nn.Module | Tensor,
+    model: nn.Module | Tensor | np.ndarray,
     primary: Task,
-    harmful: Task,
-    method: str = "erase",
+    harmful: Task | Sequence[Task],
+    method: str | None = None,
     *,
+    tolerance: float | None = None,
     head: nn.Linear | str | None = None,
     training: Training | Mapping[str, Any] | None = None,
     hardware: Hardware | Mapping[str, Any] | None = None,
@@ -76,23 +97,32 @@ def immunize(
     resume: bool = False,
     wandb: str | None = None,
     seed: int = 0,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
     **settings: Any,
 ) -> Immunized:
     """Change an extractor so that the harmful task is hard and the primary task stays easy.
 
     ``model`` is a square, invertible ``nn.Linear`` or matrix θ (features are ``xᵀθ``), or a network
-    that ends in a linear head. With ``training`` (always for ``probe``), layers of the network are
-    trained: ``training`` and ``hardware`` are a ``Training`` and a ``Hardware``, or their settings.
-    ``folder`` keeps the checkpoint and the curves, ``resume`` continues from there, and ``wandb``
-    names a project of Weights & Biases. Without ``training``, a linear map of the features is
-    folded into the network's last layer.
+    that ends in a linear head. ``method`` is a name that ``immunis list methods`` shows; by default
+    ``probe`` for networks, ``erase`` for linear extractors. ``settings`` are its settings.
 
-    ``harmful`` is the defender's own sample of the task. ``method`` is a name that ``immunis list
-    methods`` shows, ``settings`` are its settings. ``head`` is the primary head to compensate (by
-    default the least-squares one). To train a network, it is the name of its head, if that cannot
-    be found, or a new head that reads a bare encoder's pooled output and is trained with it.
-    ``progress`` is called with the method's name and the share of the work done.
+    With ``training`` (always for ``probe``), layers of the network are trained: ``training`` and
+    ``hardware`` are a ``Training`` and a ``Hardware``, or their settings; the method decides what
+    is left out. ``tolerance`` is how far the primary score may fall, 0.005 by default. ``folder``
+    keeps the checkpoint and the curves, ``resume`` continues from there, and ``wandb`` names a
+    project of Weights & Biases. Without ``training``, a linear map of the features is folded into
+    the network's last layer.
+
+    ``harmful`` is the defender's own sample of the task, or samples of several tasks. ``head`` is
+    the primary head to compensate (by default the least-squares one). To train a network, it is
+    the name of its head, if that cannot be found, or a new head that reads a bare encoder's pooled
+    output and is trained with it.
+    ``progress`` is True for a bar on a terminal and lines elsewhere, False for neither, or a
+    function that is called with the method's name and the share of the work done.
+
+    Warns with ``LostPrimaryWarning`` if the primary score fell by more than four tolerances and
+    two standard errors (``methods.kept_primary``). ``result.kept`` is False then, and ``export``
+    refuses.
 
     Raises:
         InputError: for models or data that cannot be used.
@@ -105,36 +135,86 @@ def immunize(
     >>> r.model, r.exact
     (Linear(in_features=64, out_features=64, bias=False), True)
     """
+    harmful = harmful if isinstance(harmful, Task) else together(harmful)
+    model = real(model) if isinstance(model, np.ndarray) else model
+    network = isinstance(model, nn.Module) and not isinstance(model, nn.Linear)
+    method = ("probe" if network else "erase") if method is None else method
     began, seed, chosen = time.perf_counter(), whole_number(seed, "seed"), get_method(method)
 
-    def report(_: str, share: float) -> None:
-        progress(method, share)
+    def reporting(what: str) -> Progress:
+        assert callable(progress)
+        return lambda _, share: progress(what, share)
 
-    network = isinstance(model, nn.Module) and not isinstance(model, nn.Linear)
     if training is None and not (network and chosen.solve is None):
         if isinstance(head, str):
             raise InputError(f"head={head!r}: expected nn.Linear; a name goes with training= only.")
+        if tolerance is not None:
+            raise SettingsError("tolerance is for trained networks: give training= too.")
         configured = chosen.configure(settings)
+        if not network:
+            warn_if_uneven(primary, as_extractor(theta_and_bias(model, primary)[0]))
         solve: Callable[..., Immunized] = _fold if network else _solve
-        return solve(model, (primary, harmful), chosen, configured, head, seed, report, began)
+        return solve(
+            model, (primary, harmful), chosen, configured, head, seed, reporting(method), began
+        )
 
     configured = chosen.configure(settings, network=True)
-    how = build(Training, training or {}, "training")
+    how = training_for(chosen, training, model, primary)
+    how = how if tolerance is None else replace(how, tolerance=tolerance)
     where = build(Hardware, hardware or {}, "hardware")
     inside = ""
     if isinstance(model, nn.Module) and isinstance(head, nn.Linear):
         model, head, inside = Joined(model, head), "1", "0"
-    whole = _checked_network(model, primary, harmful, head, how)
+    whole = checked_network(model, primary, harmful, head, how)
     assert isinstance(model, nn.Module)
-    assert chosen.objective is not None
-    keep: dict[str, Any] = {"folder": folder, "resume": resume, "wandb": wandb, "seed": seed}
-    keep |= {"identity": json.dumps([method, asdict(configured)]), "progress": report}
-    objective = chosen.objective(configured, whole)
-    found = fit(whole, objective, primary, harmful, how, where, **keep)
+
+    def trained_with(
+        configured: Any, report: Progress, reference: Tensor | None = None, place: Any = folder
+    ) -> Fit:
+        assert chosen.objective is not None
+        return fit(
+            whole,
+            chosen.objective(configured, whole),
+            primary,
+            harmful,
+            how,
+            where,
+            seed=seed,
+            folder=place,
+            resume=resume,
+            wandb=wandb,
+            identity=json.dumps([method, asdict(configured)]),
+            reference=reference,
+            progress=report,
+        )
+
+    def attempt(weight: float, reference: Tensor | None) -> Fit:
+        name = f"{chosen.searched}-{weight:g}"
+        left, told = (
+            (1 - SHARE) ** next(tried),
+            reporting(f"{method}, {chosen.searched} {weight:g}"),
+        )
+        return trained_with(
+            replace(configured, **{chosen.searched: weight}),
+            lambda _, share: told("", 1 - left + left * share * SHARE),
+            reference,
+            None if folder is None else Path(folder) / name,
+        )
+
+    def hits(found: Fit) -> Tensor:
+        return primary_hits(placed(replace(whole, model=found.model), where), primary, how, True)
+
+    searched, tried, plain = dict[str, Any](), itertools.count(), None
+    if chosen.searched and getattr(configured, chosen.searched) is None:
+        weight, found, without, searched = strongest(attempt, hits, how.tolerance)
+        plain = replace(whole, model=without.model)
+        configured = replace(configured, **{chosen.searched: weight})
+    else:
+        found = trained_with(configured, reporting(method))
     said = {"method": method, **asdict(configured)}
     said |= {"training": asdict(how), "hardware": asdict(where)}
     details = {k: getattr(found, k) for k in ("history", "best_step", "steps", "weights", "notes")}
-    details |= {"training_seconds": found.seconds, "processes": world()}
+    details |= {"training_seconds": found.seconds, "processes": world(), **searched}
     run = Run((primary, harmful), said, details, seed, time.perf_counter() - began)
     after = replace(whole, model=copy.deepcopy(found.model))
     trained = found.model.to(next(model.parameters()).device)
@@ -142,8 +222,20 @@ def immunize(
         mine.requires_grad_(given.requires_grad)
     target = replace(whole, model=trained).head_layer
     assert target is not None
-    measure = partial(network_record, run, whole, after)
+    measure = partial(network_record, run, whole, after, plain, how, where)
     return Immunized(trained.get_submodule(inside), target, False, measure)
+
+
+def training_for(
+    method: Method, given: Training | Mapping[str, Any] | None, model: Any, primary: Task
+) -> Training:
+    """Return how a method trains a network: as the user says, and as its own rule says else."""
+    if isinstance(given, Training):
+        return given
+    rule = dict(method.training(model, primary)) if method.training is not None else {}
+    if any((given or {}).get(name) is not None for name in LENGTHS):
+        rule.pop("steps", None)
+    return build(Training, {**rule, **(given or {})}, "training")
 
 
 def _solve(
@@ -178,7 +270,7 @@ def _solve(
     rounded = torch.linalg.solve(theta, layer.weight.to("cpu", torch.float64).T)
     features = moments[0].transform(origin)
     old_head = least_squares_head(features) if head is None else checked_head(head, theta, tasks[0])
-    new_head, exact = compensated_head(old_head, rounded, features)
+    new_head, exact = compensated_head(old_head, rounded, features, layer.weight.dtype)
     new_head = in_dtype_of(like, new_head, "the compensated head")
     said = {"method": method.name, **asdict(settings)}
     run = Run(given or tasks, said, solution.details, seed, time.perf_counter() - began)
@@ -225,81 +317,3 @@ def _fold(
         for name, parameter in () if target is None else target.named_parameters():
             parameter.copy_(found.head.get_parameter(name))
     return replace(found, model=fresh.model, head=target or found.head.to(like))
-
-
-def _checked_network(model: Any, primary: Task, harmful: Task, head: Any, how: Training) -> Cut:
-    """Return a copy of a network, cut at its head; refuse one that cannot be trained."""
-    check_pair(primary, harmful)
-    if primary is harmful:
-        raise InputError("primary and harmful are one and the same task; expected two.")
-    if not isinstance(model, nn.Module):
-        raise InputError(f"training takes a network (nn.Module), got {type(model).__name__}.")
-    for fault in _faults_of_weights(model):
-        raise InputError(fault)
-    try:
-        plain = copy.deepcopy(model).eval()
-    except (RuntimeError, TypeError) as error:
-        raise InputError(
-            f"the model cannot be copied: {str(error).splitlines()[0][:200]} It must not store "
-            "results of a forward pass; use nn.utils.parametrizations for weight_norm."
-        ) from error
-    whole = cut(plain, primary.train.first(2), primary.outputs, head)
-    for fault in _faults_of_answers(whole, primary, how.layers):
-        raise InputError(fault)
-    return whole
-
-
-def _faults_of_weights(model: nn.Module) -> Iterator[str]:
-    if any("_orig_mod" in name.split(".") for name, _ in model.named_modules()):
-        yield (
-            "the model, or a part of it, is under torch.compile. Pass the plain one (._orig_mod); "
-            "--compile, or Hardware(compile=True), compiles it for training."
-        )
-    for name, p in model.named_parameters():
-        if p.is_meta or isinstance(p, nn.parameter.UninitializedParameter):
-            yield f"the model's {name} has no values: load its weights, or run a lazy model once."
-        if p.dtype == torch.float16:
-            yield (
-                f"the model's {name} is in float16, where small steps are lost. Call .float() on "
-                "the model; precision '16-mixed' trains it in half precision."
-            )
-        if not bool(torch.isfinite(p).all()):
-            yield f"the model's {name} holds NaN or infinities; load other weights."
-
-
-def _faults_of_answers(whole: Cut, primary: Task, layers: Sequence[str]) -> Iterator[str]:
-    plain, outputs, example = whole.model, primary.outputs, primary.train.first(2)
-    answers, classes = logits_of(run_model(plain, example)), primary.kind == "classification"
-    if whole.head is None:
-        last = answers.shape[-1]
-        linear = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear)]
-        other = cut(plain, example, last).head if classes else None
-        hint = f" It ends in {other!r} with {last}: if the labels of {primary.name} are some of "
-        hint = f"{hint}those, say Task(..., classes={last})." if other is not None else ""
-        yield (
-            f"no linear head with {outputs} outputs ends the model, so its primary loss cannot be "
-            f"kept.{hint} Name it with head= (linear layers: {', '.join(linear) or 'none'}), or "
-            f"pass one: head=nn.Linear(features, {outputs})."
-        )
-    if answers.ndim != 2:
-        came = tuple(answers.shape)
-        yield f"the model answers with shape {came}; expected one row of {outputs} outputs each."
-    if whole.bypasses_head:
-        yield (
-            f"the model's answers do not come from its head {whole.head!r} (the first answer "
-            "counts). Wrap the model in a module that returns what that head gives."
-        )
-    names = set(whole.parameters_named(layers))
-    reached = parameters_below(whole, example) & {id(plain.get_parameter(name)) for name in names}
-    owners = {name.rpartition(".")[0] for name in names}  # tried too, as autograd misses some
-    if not reached and not any(feeds(plain, n, lambda: whole.features(example)) for n in owners):
-        yield (
-            f"the features do not come through {', '.join(layers)}: training it would change "
-            "nothing. Name layers below the head."
-        )
-    sums = answers.double().sum(1)
-    if classes and bool((answers >= 0).all()) and bool(((sums - 1).abs() <= 1e-3).all()):
-        yield (
-            "the model answers with probabilities (each row is positive and sums to 1), but the "
-            "loss needs logits. Pass the model without its softmax."
-        )

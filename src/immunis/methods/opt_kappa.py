@@ -7,7 +7,7 @@ from torch import Tensor
 from immunis.methods.base import Descent, LinearProblem, Method, Solution, best_of, descent
 from immunis.models.cut import Cut
 from immunis.theory import regularizers as reg
-from immunis.training.objective import SUPERVISED, Balanced, Objective
+from immunis.training.objective import Balanced, Objective
 
 
 def solve(problem: LinearProblem, settings: Descent) -> Solution:
@@ -27,14 +27,13 @@ def solve(problem: LinearProblem, settings: Descent) -> Solution:
 
 def objective(settings: Balanced, cut: Cut) -> Objective:
     """Return ``L(D_P) + λ·(κ(H_P) − κ(H_H))``."""
-    return Objective(
-        lambda view: {
-            SUPERVISED: view.supervised,
-            "kappa": reg.kappa(reg.feature_hessian(view.primary[""], across=True))
-            - reg.kappa(reg.feature_hessian(view.harmful[""], across=True)),
-        },
-        {"kappa": settings.weight},
-        multiples={"kappa": settings.multiple},
+
+    def kappa(features: Tensor) -> Tensor:
+        return reg.kappa(reg.feature_hessian(features, across=True))
+
+    return settings.objective(
+        "kappa",
+        lambda view: kappa(view.primary[""]) - kappa(view.harmful[""]),
         needs={"primary": cut.width},
     )
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from immunis.methods.base import Descent, LinearProblem, Method, Solution, best_of, descent
 from immunis.models.cut import Cut
 from immunis.theory.regularizers import feature_hessian, linear_hessian, r_ill, r_ill_gradient
-from immunis.training.objective import SUPERVISED, Balanced, Objective
+from immunis.training.objective import Balanced, Objective
 
 
 def solve(problem: LinearProblem, settings: Descent) -> Solution:
@@ -22,13 +22,8 @@ def solve(problem: LinearProblem, settings: Descent) -> Solution:
 
 def objective(settings: Balanced, cut: Cut) -> Objective:
     """Return ``L(D_P) + λ·R_ill(H_H)``; the supervised loss keeps the primary task."""
-    return Objective(
-        lambda view: {
-            SUPERVISED: view.supervised,
-            "r_ill": r_ill(feature_hessian(view.harmful[""], across=True)),
-        },
-        {"r_ill": settings.weight},
-        multiples={"r_ill": settings.multiple},
+    return settings.objective(
+        "r_ill", lambda view: r_ill(feature_hessian(view.harmful[""], across=True))
     )
 
 
