@@ -5,10 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.arenas import arena_for, separable
+from helpers.arenas import arena_for, curve, separable
 from immunis.attacks import ATTACKS
-from immunis.attacks.features import lengths
-from immunis.attacks.search import curve, search
+from immunis.attacks.search import search, space_of
 from immunis.theory.feature_maps import unit_rows
 
 F = torch.float64
@@ -62,9 +61,11 @@ def test_rows_are_of_one_length_after_whitening_too():
     assert torch.allclose(size, torch.full_like(size, features.dimension**0.5))
 
 
-def test_even_rows_and_constant_ones_are_left_as_they_are():
-    constant = arena_for(ATTACKS["mlp"], data=lambda seed: (np.ones((60, 3)), np.arange(60) % 2))
-    assert lengths(constant) == lengths(arena_for(ATTACKS["mlp"])) == ("given",)
+@pytest.mark.parametrize("name", ["ridge", "logistic", "mlp", "knn", "kernel"])
+def test_constant_features_have_no_length_to_bring_to_one_and_read_nothing(name):
+    arena = arena_for(ATTACKS[name], data=lambda seed: (np.ones((60, 3)), np.arange(60) % 2))
+    assert "unit" in space_of(ATTACKS[name], arena)["basis"]
+    assert max(p.test for p in search(ATTACKS[name], arena).points) == 0.5
 
 
 def test_whitening_costs_something():

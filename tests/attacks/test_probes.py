@@ -8,15 +8,15 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from helpers.arenas import arena_for, separable
+from helpers.arenas import arena_for, curve, separable
 from helpers.tasks import make_task
 from immunis import Task, gram, immunize
 from immunis.attacks import ATTACKS
 from immunis.attacks.probes.kernel import RIDGES
-from immunis.attacks.probes.logistic import logistic
-from immunis.attacks.search import curve, search, space_of
+from immunis.attacks.search import search, space_of
 from immunis.theory.gram import gram_of
-from immunis.theory.ridge import cross_validated_ridge, ridge_probe
+from immunis.theory.logistic import logistic
+from immunis.theory.probes import cross_validated_ridge, ridge_probe
 from immunis.theory.scores import score
 
 F = torch.float64
@@ -106,7 +106,7 @@ def test_logistic_regression_is_scikit_learns(c, classes):
     z, y = torch.from_numpy(x).to(F)[y < classes], torch.from_numpy(y[y < classes])
     z = z + 3 * torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=F)
     model = LogisticRegression(C=c, max_iter=1000, tol=1e-9).fit(z.numpy(), y.numpy())
-    weights, bias, _ = logistic(z, y, c, 1000)
+    weights, bias, _ = logistic(z, y, classes, c, 1000)
     best = nn.functional.nll_loss(torch.from_numpy(model.predict_log_proba(z.numpy())), y)
     best = best + float(np.square(model.coef_).sum()) / (2 * c * len(z))
     shown = weights if classes > 2 else weights[1] - weights[0]
@@ -119,7 +119,7 @@ def test_logistic_regression_of_float32_features_of_any_scale_does_not_stop_earl
     y = torch.arange(600) % 3
     z = torch.randn(600, 8, generator=draws) + 2 * torch.eye(3, 8)[y]
     z[:, 7] = 1e4 * z[:, 7] + 3e4  # all in float32 it would end at chance, after two steps
-    weights, bias, _ = logistic(z, y, 100.0, 500)
+    weights, bias, _ = logistic(z, y, int(y.max()) + 1, 100.0, 500)
     assert float(((z.double() @ weights.T + bias).argmax(1) == y).double().mean()) > 0.8
 
 

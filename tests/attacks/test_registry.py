@@ -35,13 +35,24 @@ def test_a_settings_name_that_no_attack_has_is_refused():
 
 
 def test_the_three_most_telling_probes_come_first():
-    assert [probe.name for probe in PROBES][:3] == ["ridge", "mlp", "knn"]
+    assert [probe.name for probe in PROBES][:3] == ["ridge", "mlp", "logistic"]
+
+
+def test_attacks_that_a_defence_is_trained_or_stopped_against_say_so():
+    """The judge is ridge; methods name descent, kernels, neighbours, stages and fine-tuning."""
+    known = {attack.name for attack in ATTACKS.values() if attack.anticipated}
+    assert known >= {"ridge", "gd_line_search", "kernel", "knn", "earlier_layer", "finetune_all"}
+    assert {"reinit_first", "early_head", "lora", "float64", "renormalise"} <= set(ATTACKS) - known
 
 
 def test_presets_and_names():
     quick, budget = select("quick")
     assert {a.name for a in quick} == set(PRESETS["quick"][0])
-    assert budget < PRESETS["full"][1]
+    assert budget.tuning < PRESETS["full"][1].tuning
+    _, budget = select("standard")
+    wanted = {"finetune_all": 1000, "adam": 250, "ridge": 250, "primary_first": 550}
+    assert {name: budget.of(ATTACKS[name]) for name in wanted} == wanted
+    assert set(PRESETS["standard"][0]) == set(ATTACKS)
     assert {a.name for a in select("full")[0]} == set(ATTACKS)
     assert [a.name for a in select(["ridge", "ridge", "knn"])[0]] == ["ridge", "knn"]
     assert [a.name for a in select("ridge,knn")[0]] == ["ridge", "knn"]
@@ -72,5 +83,5 @@ def test_the_page_on_adding_an_attack_is_true(tmp_path):
         for arguments in (["-m", "immunis", *words, "--json"], ["-c", audit.code])
     )  # fmt: skip
     mine = {"name": "nearest_mean", "summary": "Answer with the nearest class mean"}
-    assert {**mine, "settings": "probes"} in json.loads(listed)["attacks"]
+    assert {**mine, "family": "probes"} in json.loads(listed)["attacks"]
     assert float(row.split()[0]) > 0.8 and "shrink" in row

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.arenas import arena_for
+from helpers.arenas import arena_for, curve
 from immunis import SettingsError
-from immunis.attacks import ATTACKS, GROUPS
-from immunis.attacks.contract import Arena, Attack, Data, Step
-from immunis.attacks.search import curve, grid, search, space_of
-from immunis.models.find_head import cut
+from immunis.attacks import ATTACKS, PROBES
+from immunis.attacks.arrays import Data
+from immunis.attacks.contract import Arena, Attack, Made, Step
+from immunis.attacks.search import search, space_of
+from immunis.models.find_cut import cut
 
 F = torch.float64
 
@@ -27,6 +28,19 @@ def test_the_search_validates_on_data_it_does_not_fit_and_never_on_test_data():
 
     fake = Attack(run, {"x": (0.2, 0.9, 0.5)})
     assert search(fake, arena).settings == {"x": 0.9}
+
+
+def test_the_score_at_every_layer_is_that_of_the_run_that_validates_best_there():
+    tests = {("a", 1): 0.3, ("a", 2): 0.4, ("b", 1): 0.9, ("b", 2): 0.1}
+
+    def run(arena, settings):
+        scores = settings["x"] / 10, tests[settings["layer"], settings["x"]]
+        return [Step(1, 1, 1.0, lambda: scores)]
+
+    arena = arena_for(ATTACKS["ridge"])
+    found = search(Attack(run, {"layer": ("a", "b"), "x": (1, 2)}), arena)
+    assert found.layers == {"a": 0.4, "b": 0.1}
+    assert search(ATTACKS["ridge"], arena).layers == {}
 
 
 def test_closed_form_attacks_validate_few_samples_on_three_balanced_fifths():
@@ -45,20 +59,20 @@ def test_a_closed_form_attack_is_fitted_again_on_all_rows():
     outcome = search(ATTACKS["ridge"], arena)
     whole = dataclasses.replace(arena, refit=True)
     assert outcome.points[0].test == curve(ATTACKS["ridge"], whole, outcome.settings)[0].test
-    assert len(outcome.costs) == 6 * 3 + 1
+    assert len(outcome.costs) == 6 * 2 * 3 + 1  # ridges, bases, folds
     assert sum(outcome.costs) > outcome.points[0].flops
 
 
 def test_a_closed_form_attack_is_chosen_without_a_look_at_test_rows():
     ridge, seen = ATTACKS["ridge"], []
 
-    def run(arena, settings):
-        steps = ridge.run(arena, settings)
-        seen.append((arena.blind, np.isnan(steps[0].scores()[1])))
+    def together(arena, choices):
+        steps = ridge.together(arena, choices)
+        seen.extend((arena.blind, np.isnan(step.scores()[1])) for step in steps[0])
         return steps
 
-    outcome = search(dataclasses.replace(ridge, run=run), arena_for(ridge))
-    assert seen == [(True, True)] * 18 + [(False, False)]
+    outcome = search(dataclasses.replace(ridge, together=together), arena_for(ridge))
+    assert seen == [(True, True)] * 36 + [(False, False)]
     assert np.isfinite(outcome.points[0].test)
 
 
@@ -85,7 +99,53 @@ def test_inner_searches_are_counted():
     assert outcome.trials == 3
     assert len(outcome.costs) > 3 * 3
     long = arena_for(ATTACKS["drop_last"], budget=1000)
-    assert len(space_of(ATTACKS["drop_last"], long)["probe"]) == len(GROUPS["probes"])
+    assert len(space_of(ATTACKS["drop_last"], long)["probe"]) == len(PROBES)
+
+
+def test_features_are_made_once_for_all_probes_and_their_cost_is_paid():
+    arena, made = arena_for(ATTACKS["ridge"], budget=10), []
+
+    def features(part, settings):
+        made.append(settings["x"])
+        return Made({"": arena.cache[""]}, steps=4, samples=5, flops=1e9)
+
+    attack = Attack(settings={"x": (1, 2)}, features=features)
+    outcome = search(attack, arena)
+    assert made == [1, 2]
+    assert outcome.points[0].steps == 5 and outcome.points[0].samples == 5 + 150
+    assert outcome.points[0].flops > 1e9 and outcome.costs.count(1e9) == 2
+    late = search(attack, arena, only={"probe": ["mlp"]})
+    assert late.points[-1].steps == 10  # the probe has what is left
+
+
+@pytest.mark.parametrize("right", [1.0, 100.0, 0.003])
+def test_a_copy_is_changed_once_at_each_rate_and_read_in_every_way(right):
+    """All readings meet the first probe; the best one and the last features meet the others."""
+    arena, made = arena_for(ATTACKS["ridge"], budget=10), []
+    whole = np.concatenate(arena.cache[""])
+    order = np.random.default_rng(0).permutation(len(whole)) / len(whole)
+
+    def features(part, settings):
+        made.append(settings["rate"])
+        share = 1 - 0.2 * abs(np.log10(settings["rate"] / right))
+        pairs = {"a": 0 * whole + order[:, None], "b": whole * (order < share)[:, None]}
+        return Made({name: (x[:150], x[150:]) for name, x in pairs.items()})
+
+    attack = Attack(settings={"rate": (1.0, 0.1, 10.0), "read": ("a", "b")}, features=features)
+    found = search(attack, arena)
+    assert found.settings["read"] == "b" and found.points[-1].test > 0.9
+    assert found.settings["rate"] == pytest.approx(right, rel=0.2)
+    assert len(set(made)) == len(made) == found.trials / 2 - 2
+    probes = space_of(attack, arena)["probe"]
+    assert found.trials == 2 * len(made) + 2 * (len(probes) - 1)
+    assert min(made) < found.settings["rate"] < max(made) and not found.notes
+
+
+def test_every_probe_runs_at_any_budget_where_the_attack_asks_for_it():
+    arena = arena_for(ATTACKS["drop_last"], budget=5)
+    assert space_of(ATTACKS["drop_last"], arena)["probe"] == ["ridge", "mlp", "logistic"]
+    for name in ("renormalise", "primary_first"):
+        assert len(space_of(ATTACKS[name], arena)["probe"]) == len(PROBES)
 
 
 def test_optuna_searches_between_the_ends_and_is_reproducible():
@@ -114,6 +174,15 @@ def test_optuna_missing_is_said(monkeypatch):
         search(ATTACKS["ridge"], arena_for(ATTACKS["ridge"]), trials=2)
 
 
-def test_a_grid_holds_every_combination_in_order():
-    assert list(grid({"a": (1, 2), "b": ("x",)})) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
-    assert list(grid({})) == [{}]
+def test_a_search_tries_every_combination_in_order():
+    tried = []
+
+    def run(arena, settings):
+        tried.append(settings)
+        return [Step(1, 1, 1.0, lambda: (0.5, 0.5))]
+
+    found = search(Attack(run, {"a": (1, 2), "b": ("x", "y")}), arena_for(ATTACKS["ridge"]))
+    assert tried == [{"a": a, "b": b} for a in (1, 2) for b in ("x", "y")]
+    assert found.settings == tried[0]  # the first of equals
+    search(Attack(run), arena_for(ATTACKS["ridge"]))
+    assert tried[4:] == [{}]

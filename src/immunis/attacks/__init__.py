@@ -7,15 +7,66 @@ is edited; see ``docs/add-an-attack.md``.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 
-from immunis.attacks.contract import Attack
+from immunis.attacks.contract import MOST_STEPS, Attack
 from immunis.core.errors import SettingsError, unknown
+from immunis.core.settings import whole
 
 FAMILIES = {f: f.replace("-", "") for f in ("probes", "surgery", "fine-tuning", "adaptive")}
-BUDGETS = {"quick": 200, "standard": 250, "full": 10_000}  # each preset has the smaller ones too
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Largest number of optimizer steps of one run.
+
+    Attributes:
+        probes: of a probe.
+        tuning: of fine-tuning a network.
+        retraining: of changing a network without harmful labels, and then probing it.
+    """
+
+    probes: int
+    tuning: int
+    retraining: int
+
+    @property
+    def most(self) -> int:
+        """The largest of the three."""
+        return max(self.probes, self.tuning, self.retraining)
+
+    def of(self, attack: Attack) -> int:
+        """Return the budget of an attack."""
+        if attack.retrains:
+            return self.retraining
+        return self.tuning if attack.fine_tunes else self.probes
+
+    def changed(self, given: int | Mapping[str, int] | None) -> Budget:
+        """Return this budget with one number for all parts, or with numbers for some by name.
+
+        Raises:
+            SettingsError: for another name, or a number that is none of steps.
+
+        >>> Budget(250, 1000, 550).changed({"tuning": 100})
+        Budget(probes=250, tuning=100, retraining=550)
+        """
+        if given is None:
+            return self
+        parts = given if isinstance(given, Mapping) else dict.fromkeys(vars(self), given)
+        for part in parts:
+            if part not in vars(self):
+                raise unknown("part of budget", part, vars(self))
+        return replace(self, **{part: whole(parts[part], "budget", 1) for part in parts})
+
+
+# Each preset has the attacks of those before it too.
+BUDGETS = {
+    "quick": Budget(200, 200, 200),
+    "standard": Budget(250, 1000, 250 + MOST_STEPS),
+    "full": Budget(5000, 5000, 5000),
+}
 
 
 def _found_in(folder: str) -> tuple[Attack, ...]:
@@ -30,10 +81,13 @@ def _found_in(folder: str) -> tuple[Attack, ...]:
 
 GROUPS = {family: _found_in(folder) for family, folder in FAMILIES.items()}
 ATTACKS = {attack.name: attack for group in GROUPS.values() for attack in group}
-PROBES = sorted(GROUPS["probes"], key=lambda attack: attack.telling)  # the most telling first
+PROBES = sorted(  # of cached features, the most telling first
+    (probe for probe in GROUPS["probes"] if probe.features is None and probe.reads),
+    key=lambda attack: attack.telling,
+)
 PRESETS = {
-    preset: (tuple(a.name for a in ATTACKS.values() if BUDGETS[a.preset] <= budget), budget)
-    for preset, budget in BUDGETS.items()
+    preset: (tuple(a.name for a in ATTACKS.values() if a.preset in list(BUDGETS)[:place]), budget)
+    for place, (preset, budget) in enumerate(BUDGETS.items(), 1)
 }
 SETTINGS = sorted({"probe", *(name for a in ATTACKS.values() for name in a.settings)})
 
@@ -45,7 +99,7 @@ def check_space(names: Iterable[str]) -> None:
             raise unknown("setting of an attack", name, SETTINGS)
 
 
-def select(attacks: str | Sequence[str]) -> tuple[list[Attack], int]:
+def select(attacks: str | Sequence[str]) -> tuple[list[Attack], Budget]:
     """Return the attacks of a preset, or those named, and the budget in optimizer steps.
 
     Names come as a sequence, or as one string with commas between them.

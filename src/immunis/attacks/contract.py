@@ -1,4 +1,4 @@
-"""The contract of an attack: what it is given, what it yields, and how it describes itself.
+"""The contract of an attack: what it is given, what it yields, how its cost is counted.
 
 An attack gets an arena: a model, or features read from it, the attacker's data, a seed and a
 budget. It yields steps: what it has spent so far, and how to score what it has learned. Some of the
@@ -8,7 +8,7 @@ stop at, on these; test scores are only reported.
 
 from __future__ import annotations
 
-import warnings
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,13 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from immunis.attacks.features import Features
+from immunis.attacks.arrays import Arrays, Data, Samples, tensor
+from immunis.attacks.features import Features, Scores
+from immunis.attacks.sampling import by_class, sample
+from immunis.core.settings import require
 from immunis.models.cut import Cut
 
 LONG_BUDGET = 1000
+MOST_STEPS = 300  # of training a network on something else before it is attacked
 Settings = Mapping[str, Any]
-Arrays = tuple[np.ndarray, np.ndarray]
 
 
 class NotApplicableError(Exception):
@@ -31,7 +35,7 @@ class NotApplicableError(Exception):
 
 
 class Step(NamedTuple):
-    """What an attack yields: its cost so far, and a call that returns (validation, test) scores.
+    """What an attack yields: its cost so far, and a call that scores what it has learned.
 
     Attributes:
         steps: optimizer steps taken; 1 for a closed-form solution.
@@ -43,15 +47,27 @@ class Step(NamedTuple):
     steps: int
     samples: int
     flops: float
-    scores: Callable[[], tuple[float, float]]
+    scores: Callable[[], Scores]
 
 
 Curve = Iterable[Step]
 
 
+class Made(NamedTuple):
+    """Features that an attack has made of training and test rows, and what it spent on them.
+
+    ``by_reading`` has them by the values of the setting ``read``, or as ``""`` without one.
+    """
+
+    by_reading: Mapping[str, Arrays]
+    steps: int = 0
+    samples: int = 0
+    flops: float = 0.0
+
+
 @dataclass(frozen=True)
 class Point:
-    """A step after scoring; ``seconds`` is the wall time of training."""
+    """A step after scoring; ``seconds`` is the wall time of training, ``hits`` as in ``Scores``."""
 
     steps: int
     samples: int
@@ -59,31 +75,7 @@ class Point:
     seconds: float
     validation: float
     test: float
-
-
-def tensor(array: np.ndarray) -> Tensor:
-    """View an array as a tensor to read from; worker processes hold theirs read-only."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
-
-
-@dataclass(frozen=True)
-class Data:
-    """Inputs and labels as arrays: class positions (integers) or a target matrix (floats)."""
-
-    inputs: np.ndarray
-    labels: np.ndarray
-
-
-@dataclass(frozen=True)
-class Samples:
-    """A task as arrays: its kind, and the number of classes or targets."""
-
-    kind: str
-    outputs: int
-    train: Data
-    test: Data
+    hits: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -95,12 +87,16 @@ class Arena:
         cache: features of training and test rows, by layer (``""`` for the model's features).
         extraction_flops: cost of reading one sample's features.
         harmless: a harmless task, for attacks that train on one first.
+        primary: public data of the task that the model was released for.
         budget: largest number of optimizer steps.
         seed: decides the split, first weights and batches.
+        draw: which sample of the training rows the attacker has (``attacks.sampling``); None for
+            all.
         notes: what a run wants the record to say.
         fold: which fifth of the training rows validates.
         refit: fit on the validation rows too, once settings are chosen.
         blind: leave test rows unscored, while a closed-form attack's settings are chosen.
+        pilot: score at the end alone: a short run that a search compares with others.
     """
 
     cut: Cut
@@ -111,32 +107,41 @@ class Arena:
     cache: Mapping[str, Arrays] = field(default_factory=dict)
     extraction_flops: float = 0.0
     harmless: Samples | None = None
+    primary: Samples | None = None
     budget: int = 1000
     seed: int = 0
+    draw: int | None = None
     device: str = "cpu"
     notes: list[str] = field(default_factory=list)
     fold: int = 0
     refit: bool = False
     blind: bool = False
+    pilot: bool = False
+
+    @cached_property
+    def own(self) -> np.ndarray:
+        """Training rows that this attacker has; attacks read no other labels."""
+        return sample(self.train.labels, self.kind, self.draw)
 
     @cached_property
     def rows(self) -> Arrays:
         """Training rows to fit on (80%) and to validate on (20%), drawn by the seed.
 
-        Classes are spread evenly over both. ``fold`` moves the validation part along; with
-        ``refit`` the rows to fit on are all of them.
+        The split is stratified: every class has its share of both (give or take a row), and all
+        that have two rows or more keep some to fit on. A class of one row is fitted and never
+        validated, and the notes say so; if there are no others, the rows fitted are validated.
+        ``fold`` moves the validation part along; with ``refit`` all of these rows are fitted.
+        scikit-learn's splitters refuse what attackers often have: classes of one row, or of four.
         """
-        labels = self.train.labels
-        order = np.random.default_rng(self.seed).permutation(len(labels))
-        if self.kind == "classification":
-            turn = np.zeros(len(order), dtype=int)  # a row's place among those of its class
-            for label in np.unique(labels):
-                mine = labels[order] == label
-                turn[mine] = np.arange(mine.sum())
-            order = order[np.argsort(turn, kind="stable")]
+        own = self.own
+        order, alone = by_class(self.train.labels[own], self.kind, self.seed)
+        if alone.any():
+            self.notes.append(f"{alone.sum()} class(es) of one training row are never validated")
         size = max(1, len(order) // 5)
         held = order[self.fold * size : (self.fold + 1) * size]
-        return (order if self.refit else np.setdiff1d(order, held)), held
+        held = held[~alone[held]]
+        fit = order if self.refit else np.setdiff1d(order, held)
+        return own[fit], own[held if len(held) else fit]
 
     @property
     def patient(self) -> bool:
@@ -171,6 +176,15 @@ class Arena:
         return tensor(part).to(torch.int64 if self.kind == "classification" else torch.float64)
 
 
+def check_values(values: Any, name: str, where: str) -> None:
+    """Raise ``SettingsError`` unless values to search come as a list that is not empty."""
+    listed = isinstance(values, Sequence) and not isinstance(values, str) and len(values)
+    require(
+        bool(listed),
+        f"{where}: {name}={values!r}; expected a list of values to search, as in [{values!r}].",
+    )
+
+
 Searched = Mapping[str, Sequence[Any] | Callable[[Arena], Sequence[Any]]]
 
 
@@ -180,12 +194,19 @@ class Attack:
 
     Attributes:
         run: train with one choice of settings and yield steps; or leave it out and give
-            ``features``.
+            ``together`` or ``features``.
+        together: train with several choices of settings as one computation, and yield the steps
+            of all at each checkpoint.
         settings: values to search, by name, the safest first; or a function of the arena.
         reads: layers whose features must be cached; or a function of the cut model.
-        features: return other features of training and test rows, which the search then probes.
+        features: return other features of training and test rows, which the search then probes,
+            as a pair or as ``Made``.
+        retrains: train the network first, without harmful labels, and then probe it.
+        every_probe: all probes run on these features at any budget, not the most telling only.
         closed_form: nothing stops early, so the chosen settings are fitted again on all rows.
         needs_classes: the attack does not apply to regression.
+        anticipated: a defence of this package is trained or stopped against it, or against one
+            that reads the same by another loss or optimizer.
         preset: smallest set of attacks that has this one: quick, standard or full.
         place: lists show a family in this order, and among equals the first wins.
         telling: a probe's place among those that run on other features. The first three run at
@@ -195,24 +216,33 @@ class Attack:
     run: Callable[[Arena, Settings], Curve] | None = None
     settings: Searched = field(default_factory=dict)
     reads: Sequence[str] | Callable[[Cut], Sequence[str]] = ("",)
-    features: Callable[[Arena, Settings], Arrays] | None = None
+    features: Callable[[Arena, Settings], Arrays | Made] | None = None
+    together: Callable[[Arena, Sequence[Settings]], Iterable[Sequence[Step]]] | None = None
+    retrains: bool = False
+    every_probe: bool = False
     closed_form: bool = False
     needs_classes: bool = False
+    anticipated: bool = False
     preset: str = "standard"
     place: int = 99
     telling: int = 99
     name: str = ""
     summary: str = ""
 
+    def __post_init__(self) -> None:
+        """Check what it searches; a function of the arena is checked when an audit begins."""
+        for name, values in self.settings.items():
+            if not callable(values):
+                check_values(values, name, "settings of an attack")
+
+    @property
+    def fine_tunes(self) -> bool:
+        """True if it trains the network by ``tune``: successive halving then searches settings."""
+        return "optimizer" in self.settings
+
     def layers(self, cut: Cut) -> tuple[str, ...]:
         """Return the layers of a model whose features must be cached."""
         return tuple(self.reads(cut) if callable(self.reads) else self.reads)
-
-
-def read_features(cut: Cut, inputs: np.ndarray) -> Tensor:
-    """Return a model's features of some inputs, without gradients, on the CPU."""
-    with torch.no_grad():
-        return torch.cat([cut.features(block).cpu() for block in tensor(inputs).split(512)])
 
 
 def if_patient(*values: Any) -> Callable[[Arena], Sequence[Any]]:
@@ -223,3 +253,21 @@ def if_patient(*values: Any) -> Callable[[Arena], Sequence[Any]]:
 def before_last(cut: Cut) -> tuple[str, ...]:
     """Return the input of the linear layer that makes the features, as a layer to read."""
     return () if cut.last_linear is None else (f"{cut.last_linear}:in",)
+
+
+def checkpoints(budget: int) -> list[int]:
+    """Return the steps to score at: 1, 2, 5, 10, 20, 50, ... and the budget.
+
+    >>> checkpoints(30)
+    [1, 2, 5, 10, 20, 30]
+    """
+    marks = (m * 10**e for e in range(7) for m in (1, 2, 5))
+    return sorted({*itertools.takewhile(lambda m: m < budget, marks), budget})
+
+
+def count_flops(call: Callable[[], Any]) -> tuple[Any, float]:
+    """Run ``call`` and return its result with the operations that torch counts in it."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        result = call()
+    return result, float(counter.get_total_flops())

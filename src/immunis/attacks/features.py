@@ -1,4 +1,4 @@
-"""Feature matrices with their labels, and the bases in which an attacker looks at them.
+"""Feature matrices with their labels, the bases in which to look at them, and the cost of both.
 
 If one direction is much larger than the others, only white features show the others. If a few rows
 are much longer than most, only rows of one length show most rows. Which basis serves best is a
@@ -10,25 +10,38 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from immunis.attacks.meter import whiten_flops
+from immunis.data.checks import power_of_two
 from immunis.data.task import target_matrix
-from immunis.theory.feature_maps import unit_rows
-from immunis.theory.scale import check_size, power_of_two
-from immunis.theory.scores import score
-from immunis.theory.spectrum import relative_cutoff
+from immunis.theory.feature_maps import mean_and_scale, unit_rows
+from immunis.theory.gram import gram_of
+from immunis.theory.scores import row_hits, score, score_of
+from immunis.theory.spectrum import eigh, relative_cutoff
 
 if TYPE_CHECKING:
     from immunis.attacks.contract import Arena
 
 SAMPLES = 4  # to each feature, from which on whitening shows more than noise
 UNEQUAL = 100  # condition number of standardised features above which whitening changes much
-UNEVEN = 3  # longest row over the median one, from which on a few rows decide the scale
+LENGTHS = ("given", "unit")  # bases for probes that need no scale
 Map = Callable[[Tensor], Tensor]
+
+
+class Scores(NamedTuple):
+    """Scores on the validation and the test rows, and how each test row was answered.
+
+    ``hits`` are what ``theory.scores.row_hits`` returns, as an array. Without them, the audit
+    cannot say how much a score depends on the test rows that it was measured on.
+    """
+
+    validation: float
+    test: float
+    hits: np.ndarray | None = None
 
 
 class Features:
@@ -66,18 +79,18 @@ class Features:
         """Return the labels to fit as a float64 matrix: one column per class or target."""
         return target_matrix(self.y, self.kind, self.outputs)
 
-    def scores(self, predict: Map) -> tuple[float, float]:
+    def scores(self, predict: Map) -> Scores:
         """Score predictions (samples×outputs) on the validation and test parts.
 
         In a blind arena the test score is NaN.
         """
+        (held, wanted), (test, labels) = self.parts["validation"], self.parts["test"]
         with torch.no_grad():
-            found = {
-                name: score(predict(z), y, self.kind)
-                for name, (z, y) in self.parts.items()
-                if name == "validation" or not self.arena.blind
-            }
-        return found["validation"], found.get("test", math.nan)
+            validation = score(predict(held), wanted, self.kind)
+            if self.arena.blind:
+                return Scores(validation, math.nan)
+            hits = row_hits(predict(test), labels, self.kind)
+        return Scores(validation, score_of(hits), hits.cpu().numpy())
 
     def map(self, transform: Map, spent: float = 0.0) -> Features:
         """Return the same problem with every feature matrix transformed."""
@@ -95,8 +108,7 @@ class Features:
     def standardised(self) -> Features:
         """Return the problem with every feature centred and of unit deviation."""
         unit = self.unit()
-        mean, deviation = unit.z.mean(0), unit.z.std(0)
-        scale = torch.where(deviation > 1e-12 * deviation.max(), deviation, torch.inf)
+        mean, scale = mean_and_scale(unit.z)
         return unit.map(lambda z: (z - mean) / scale)
 
     def scaled(self) -> Features:
@@ -125,6 +137,7 @@ class Features:
         middle = scaled.z.double().median(0).values
         even = scaled.map(lambda z: unit_rows(z - middle))
         found = even.white() if self.suffice else even.standardised()
+        found = found if found.dimension else even.standardised()  # nothing varies
         return found.map(lambda z: math.sqrt(found.dimension) * unit_rows(z))
 
     @property
@@ -135,30 +148,17 @@ class Features:
 
 def whitening(z: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Return the mean of z, and ``(Σ + ridge·tr(Σ)/D·I)^{-1/2}`` on the range of Σ."""
-    check_size(z.double(), "features")
-    mean = z.double().mean(0)
-    centred = z.double() - mean
-    found = torch.linalg.eigh(centred.T @ centred / len(z))
-    values, vectors = found.eigenvalues.flip(0), found.eigenvectors.flip(1)
-    keep = values > values[0] * relative_cutoff(len(values), torch.finfo(z.dtype).eps)
+    moments = gram_of(z)
+    values, vectors = eigh(moments.scatter / len(z))
+    keep = values > values[0] * relative_cutoff(len(values), moments.epsilon)
     damped = values[keep] + ridge * values.clamp(min=0).mean()
-    return mean, vectors[:, keep] * damped.rsqrt()
-
-
-def lengths(arena: Arena) -> tuple[str, ...]:
-    """Return the bases for probes that need no scale: given, and unit where lengths differ much.
-
-    They differ much where a defence has drawn most rows together, and a few not.
-    """
-    z = arena.features().scaled().z.double()
-    size = (z - z.median(0).values).norm(dim=1)
-    return ("given", "unit") if bool(size.max() > UNEVEN * size.median()) else ("given",)
+    return moments.mean, vectors[:, keep] * damped.rsqrt()
 
 
 def bases(arena: Arena) -> tuple[str, ...]:
-    """Return the bases for probes that need a scale: standardised, and others where they differ.
+    """Return the bases for probes that need a scale: standardised, unit, and white.
 
-    ``"white"`` where samples suffice to tell it from noise, ``"unit"`` as in ``lengths``.
+    ``"white"`` where it differs much, and samples suffice to tell it from noise.
     """
     features = arena.features()
     found: tuple[str, ...] = ("standardised",)
@@ -166,4 +166,14 @@ def bases(arena: Arena) -> tuple[str, ...]:
         z = features.standardised().z.double()
         values = torch.linalg.eigvalsh(z.T @ z / len(z))
         found += ("white",) if bool(values[-1] > UNEQUAL * values[0]) else ()
-    return found + lengths(arena)[1:]
+    return (*found, "unit")
+
+
+def solve_flops(samples: int, dimension: int, outputs: int) -> float:
+    """Return the operations of a ridge solve by normal equations; torch counts no solves."""
+    return 2.0 * samples * dimension * (dimension + outputs) + 2 / 3 * dimension**3
+
+
+def whiten_flops(samples: int, dimension: int) -> float:
+    """Return the operations of a covariance, its eigenvectors (about 9D³) and a change of basis."""
+    return 4.0 * samples * dimension**2 + 9.0 * dimension**3

@@ -2,11 +2,12 @@
 
 from torch import Tensor
 
-from immunis.attacks.contract import Arena, Attack, Curve, Settings, tensor
-from immunis.attacks.meter import solve_flops
+from immunis.attacks.arrays import tensor
+from immunis.attacks.contract import Arena, Attack, Curve, Settings
+from immunis.attacks.features import solve_flops
 from immunis.attacks.tuning import TUNING, Network, tune
 from immunis.theory.gram import gram_of
-from immunis.theory.ridge import ridge_probe
+from immunis.theory.probes import ridge_probe
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
@@ -29,6 +30,4 @@ def first_and_last(arena: Arena) -> tuple[str, ...]:
     return tuple(dict.fromkeys((arena.earlier_stages[0], arena.earlier_stages[-1])))
 
 
-ATTACK = Attack(
-    run, {"layer": first_and_last, **TUNING}, lambda cut: cut.stages[:-1], preset="full", place=4
-)
+ATTACK = Attack(run, {"layer": first_and_last, **TUNING}, lambda cut: cut.stages[:-1], place=4)

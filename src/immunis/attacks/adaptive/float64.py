@@ -9,17 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from immunis.attacks.contract import (
-    Arena,
-    Attack,
-    Curve,
-    NotApplicableError,
-    Settings,
-    Step,
-    read_features,
-)
-from immunis.attacks.features import Features
-from immunis.attacks.meter import whiten_flops
+from immunis.attacks.arrays import read_features
+from immunis.attacks.contract import Arena, Attack, Curve, NotApplicableError, Settings, Step
+from immunis.attacks.features import Features, whiten_flops
 
 CUTOFFS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14)
 

@@ -5,11 +5,11 @@ from functools import partial
 import torch
 
 from immunis.attacks.contract import Arena, Attack, Curve, Settings, before_last
-from immunis.attacks.curves import least_squares
-from immunis.attacks.meter import solve_flops
-from immunis.theory.descent import line_search
+from immunis.attacks.features import solve_flops
+from immunis.attacks.learning import least_squares
 from immunis.theory.gram import gram_of
-from immunis.theory.ridge import ridge_probe
+from immunis.theory.probes import ridge_probe
+from immunis.theory.steps import line_search
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
@@ -21,4 +21,6 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return least_squares(arena.features(), partial(line_search, start=start), spent=solved)
 
 
-ATTACK = Attack(run, {"ridge": (1e-2, 1e-6)}, lambda cut: ("", *before_last(cut)), place=6)
+ATTACK = Attack(
+    run, {"ridge": (1e-2, 1e-6)}, lambda cut: ("", *before_last(cut)), anticipated=True, place=6
+)

@@ -2,17 +2,12 @@
 
 from torch import nn
 
-from immunis.attacks.contract import (
-    Arena,
-    Arrays,
-    Attack,
-    NotApplicableError,
-    Settings,
-    read_features,
-)
+from immunis.attacks.arrays import read_features
+from immunis.attacks.contract import Arena, Attack, Made, NotApplicableError, Settings
+from immunis.attacks.reading import readings, reread
 
 
-def features(arena: Arena, settings: Settings) -> Arrays:
+def features(arena: Arena, settings: Settings) -> Made:
     """Pass the attacker's data once in training mode, then read the features anew."""
     cut = arena.cut.copy()
     norms = [m for m in cut.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -23,11 +18,10 @@ def features(arena: Arena, settings: Settings) -> Arrays:
         norm.momentum = None  # a plain average over all batches
         norm.train()
 
-    read_features(cut, arena.train.inputs[arena.rows[0]])
+    read_features(cut, arena.train.inputs, rows=arena.rows[0])
     for norm in norms:
         norm.eval()
-    train, test = (read_features(cut, part.inputs) for part in (arena.train, arena.test))
-    return train.numpy(), test.numpy()
+    return reread(arena, cut)
 
 
-ATTACK = Attack(features=features, place=3)
+ATTACK = Attack(settings={"read": readings}, features=features, every_probe=True, place=3)

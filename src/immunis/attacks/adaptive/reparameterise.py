@@ -3,7 +3,7 @@
 from torch import nn
 
 from immunis.attacks.contract import Arena, Attack, Curve, Settings
-from immunis.attacks.curves import train_linear
+from immunis.attacks.learning import train_linear
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
@@ -15,4 +15,4 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return train_linear(features, settings["rate"], inserted)
 
 
-ATTACK = Attack(run, {"rate": (0.001, 0.01)}, place=5)
+ATTACK = Attack(run, {"rate": (0.001, 0.01)}, anticipated=True, place=5)

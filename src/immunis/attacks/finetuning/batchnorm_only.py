@@ -2,7 +2,7 @@
 
 from immunis.attacks.contract import Arena, Attack, Curve, NotApplicableError, Settings
 from immunis.attacks.tuning import TUNING, Network, tune
-from immunis.models.stages import is_norm
+from immunis.models.find_cut import is_norm
 
 
 def run(arena: Arena, settings: Settings) -> Curve:

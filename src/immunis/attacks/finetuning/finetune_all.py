@@ -10,4 +10,4 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return tune(arena, network, network.body.parameters(), settings)
 
 
-ATTACK = Attack(run, TUNING, (), preset="quick", place=2)
+ATTACK = Attack(run, TUNING, (), anticipated=True, preset="quick", place=2)

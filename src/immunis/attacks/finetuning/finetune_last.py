@@ -1,15 +1,19 @@
-"""Fine-tune the last stage."""
+"""Fine-tune the last stages."""
 
 from immunis.attacks.contract import Arena, Attack, Curve, Settings
 from immunis.attacks.tuning import TUNING, Network, tune
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
-    """Train the last stage and a new head; with one stage only this would be finetune_all."""
-    assert arena.earlier_stages
+    """Train the last n stages and a new head; with all stages this would be finetune_all."""
     network = Network(arena)
-    last = (*network.cut.stages[-1:], *network.cut.trailing)
+    last = network.cut.with_norms(network.cut.stages[-settings["stages"] :])
     return tune(arena, network, network.within(last), settings)
 
 
-ATTACK = Attack(run, TUNING, (), place=1)
+def stages(arena: Arena) -> tuple[int, ...]:
+    """Return how many of the last stages to train: 1, 2, 4, ... but not all."""
+    return tuple(n for n in (1, 2, 4, 8) if n <= len(arena.earlier_stages))
+
+
+ATTACK = Attack(run, {"stages": stages, **TUNING}, (), anticipated=True, place=1)

@@ -6,21 +6,23 @@ from torch import nn
 
 from immunis.attacks.contract import Arena, Attack, Curve, NotApplicableError, Settings
 from immunis.attacks.tuning import TUNING, Network, tune
+from immunis.core.errors import SettingsError
+from immunis.core.extras import need
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
     """Train rank-8 updates and a new head; needs the extra ``lora`` (peft)."""
     try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise NotApplicableError("peft is not installed: pip install immunis[lora]") from error
+        peft = need("peft")
+    except SettingsError as error:
+        raise NotApplicableError(str(error)) from error
     cut = arena.cut.copy()
     names = [n for n, m in cut.model.named_modules() if n not in ("", cut.head) and _adaptable(m)]
     if not names:
         raise NotApplicableError("the extractor has no linear or convolutional layer")
     network = Network(arena, cut)
-    config = LoraConfig(r=8, lora_alpha=16, target_modules=names)
-    model = inject_adapter_in_model(config, cut.model)
+    config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=names)
+    model = peft.inject_adapter_in_model(config, cut.model)
     network.body = model.to(network.head.weight.dtype)
     network.cut = dataclasses.replace(cut, model=model)
     trained = [p for name, p in model.named_parameters() if "lora_" in name]
@@ -32,4 +34,4 @@ def _adaptable(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | nn.Conv2d) or type(module).__name__ == "Conv1D"
 
 
-ATTACK = Attack(run, TUNING, (), preset="full", place=4)
+ATTACK = Attack(run, TUNING, (), place=4)

@@ -8,7 +8,7 @@ from immunis.models.zoo import reinitialise
 def run(arena: Arena, settings: Settings) -> Curve:
     """Draw the last n stages anew, then train them, or everything, and a new head."""
     cut = arena.cut.copy()
-    fresh = (*cut.stages[-settings["stages"] :], *cut.trailing)
+    fresh = cut.with_norms(cut.stages[-settings["stages"] :])
     for index, stage in enumerate(fresh):  # one seed for all would make equal stages clones
         reinitialise(cut.model.get_submodule(stage), 1000 * arena.seed + index)
     network = Network(arena, cut)
@@ -18,7 +18,7 @@ def run(arena: Arena, settings: Settings) -> Curve:
 
 
 SETTINGS = {
-    "stages": lambda arena: (1, 2)[: len(arena.earlier_stages)],
+    "stages": lambda arena: (1, 2, 3)[: len(arena.earlier_stages)],
     "train": ("last", "all"),
     **TUNING,
 }

@@ -1,12 +1,15 @@
 """Linear probing by Adam on cross-entropy."""
 
-from immunis.attacks.contract import Arena, Attack, Curve, Settings
-from immunis.attacks.curves import train_linear
+from collections.abc import Iterator, Sequence
+
+from immunis.attacks.contract import Arena, Attack, Settings, Step
+from immunis.attacks.learning import train_linears
 
 
-def run(arena: Arena, settings: Settings) -> Curve:
-    """Train a linear probe on features of unit mean square."""
-    return train_linear(arena.features().scaled(), settings["rate"])
+def together(arena: Arena, choices: Sequence[Settings]) -> Iterator[list[Step]]:
+    """Train a linear probe on features of unit mean square, at all rates at once."""
+    return train_linears(arena.features().scaled(), [each["rate"] for each in choices])
 
 
-ATTACK = Attack(run, {"rate": (0.01, 0.001, 0.1)}, place=4, telling=4)
+RATES = {"rate": (0.01, 0.001, 0.1)}
+ATTACK = Attack(settings=RATES, together=together, anticipated=True, place=4, telling=5)

@@ -3,7 +3,7 @@
 from torch import nn
 
 from immunis.attacks.contract import Arena, Attack, Curve, Settings
-from immunis.attacks.curves import train_linear
+from immunis.attacks.learning import train_linear
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
@@ -12,4 +12,4 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return train_linear(features, settings["rate"], nn.BatchNorm1d(features.dimension))
 
 
-ATTACK = Attack(run, {"rate": (0.01, 0.001, 0.1)}, place=10)
+ATTACK = Attack(run, {"rate": (0.01, 0.001, 0.1)}, anticipated=True, place=10)

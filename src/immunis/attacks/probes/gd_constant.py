@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from immunis.attacks.contract import Arena, Attack, Curve, Settings
-from immunis.attacks.curves import least_squares
+from immunis.attacks.learning import least_squares
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
@@ -22,4 +22,4 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return least_squares(arena.features(), path, products=1)
 
 
-ATTACK = Attack(run, {"rate": (1.0, 1.9, 0.5)}, place=2)
+ATTACK = Attack(run, {"rate": (1.0, 1.9, 0.5)}, anticipated=True, place=2)

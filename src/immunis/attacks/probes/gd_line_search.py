@@ -1,8 +1,8 @@
 """Linear probing by gradient descent with exact line search (the paper's attacker)."""
 
 from immunis.attacks.contract import Arena, Attack, Curve, Settings
-from immunis.attacks.curves import least_squares
-from immunis.theory.descent import line_search
+from immunis.attacks.learning import least_squares
+from immunis.theory.steps import line_search
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
@@ -10,4 +10,4 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return least_squares(arena.features(), line_search, settings["bias"])
 
 
-ATTACK = Attack(run, {"bias": (True, False)}, preset="quick", place=1)
+ATTACK = Attack(run, {"bias": (True, False)}, anticipated=True, preset="quick", place=1)

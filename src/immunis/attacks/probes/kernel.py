@@ -1,35 +1,51 @@
 """Kernel ridge regression with an RBF kernel, by random Fourier features."""
 
+from collections.abc import Iterator, Sequence
+from functools import partial
+
 from torch import Tensor
 
-from immunis.attacks.contract import Arena, Attack, Curve, Settings, if_patient
-from immunis.attacks.curves import one_step
-from immunis.attacks.features import bases
-from immunis.attacks.meter import solve_flops, whiten_flops
+from immunis.attacks.contract import Arena, Attack, Settings, Step, if_patient
+from immunis.attacks.features import Map, bases, solve_flops, whiten_flops
+from immunis.attacks.learning import one_step
 from immunis.theory.feature_maps import fourier
 from immunis.theory.gram import gram_of
-from immunis.theory.ridge import cross_validated_ridge, ridge_probe
+from immunis.theory.probes import cross_validated_ridge, ridge_probe
 
 WIDTH = 1024
 RIDGES = tuple(10.0**power for power in range(-8, 3))
 LESS = (1.0, 0.01)  # of that damping: the best class needs less of it than squared error does
 
 
-def run(arena: Arena, settings: Settings) -> Curve:
+def together(arena: Arena, choices: Sequence[Settings]) -> Iterator[list[Step]]:
     """Solve ridge on random Fourier features of an RBF kernel with γ = width/D.
 
-    The damping is that of least generalised cross-validation error, times ``damping``.
+    The damping is that of least generalised cross-validation error, times ``damping``. Dampings of
+    one kernel share its moments.
     """
-    features = arena.features().in_basis(settings["basis"])
-    n, d = features.samples, features.dimension
+    steps: dict[int, Step] = {}
+    kernels = dict.fromkeys((settings["basis"], settings["width"]) for settings in choices)
+    for basis, width in kernels:
+        features = arena.features().in_basis(basis)
+        n, d = features.samples, features.dimension
+        lift = partial(_lift, arena, width / d)
+        gram = gram_of(lift(features.z), features.targets())
+        best = cross_validated_ridge(gram, RIDGES)
+        flops = 2.0 * n * WIDTH * d + whiten_flops(n, WIDTH)
+        flops += solve_flops(n, WIDTH, features.outputs)
+        for place, settings in enumerate(choices):
+            if (settings["basis"], settings["width"]) == (basis, width):
+                solved = ridge_probe(gram, settings["damping"] * best)
+                (steps[place],) = one_step(features, flops, partial(_predict, lift, *solved))
+    yield [steps[place] for place in range(len(choices))]
 
-    def lift(z: Tensor) -> Tensor:  # the same draws each time
-        return fourier(z.float(), WIDTH, settings["width"] / d, arena.generator())
 
-    gram = gram_of(lift(features.z), features.targets())
-    weights, bias = ridge_probe(gram, settings["damping"] * cross_validated_ridge(gram, RIDGES))
-    flops = 2.0 * n * WIDTH * d + whiten_flops(n, WIDTH) + solve_flops(n, WIDTH, features.outputs)
-    return one_step(features, flops, lambda z: lift(z).double() @ weights + bias)
+def _lift(arena: Arena, gamma: float, z: Tensor) -> Tensor:
+    return fourier(z.float(), WIDTH, gamma, arena.generator())  # the same draws each time
+
+
+def _predict(lift: Map, weights: Tensor, bias: Tensor, z: Tensor) -> Tensor:
+    return lift(z).double() @ weights + bias
 
 
 def damping(arena: Arena) -> tuple[float, ...]:
@@ -38,4 +54,4 @@ def damping(arena: Arena) -> tuple[float, ...]:
 
 
 SETTINGS = {"width": if_patient(0.1, 0.5), "damping": damping, "basis": bases}
-ATTACK = Attack(run, SETTINGS, closed_form=True, place=13)
+ATTACK = Attack(settings=SETTINGS, together=together, anticipated=True, closed_form=True, place=13)

@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from immunis.attacks.contract import Arena, Attack, Curve, Searched, Settings, if_patient
-from immunis.attacks.curves import one_step
 from immunis.attacks.features import bases
+from immunis.attacks.learning import one_step
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
@@ -30,4 +30,6 @@ def run(arena: Arena, settings: Settings) -> Curve:
 
 
 SETTINGS: Searched = {"k": if_patient(5, 1, 20), "metric": ("euclidean", "cosine"), "basis": bases}
-ATTACK = Attack(run, SETTINGS, closed_form=True, preset="quick", place=12, telling=3)
+ATTACK = Attack(
+    run, SETTINGS, anticipated=True, closed_form=True, preset="quick", place=12, telling=4
+)

@@ -5,9 +5,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from immunis.attacks.contract import Arena, Attack, Curve, Settings, Step
-from immunis.attacks.curves import loss_of
-from immunis.attacks.meter import checkpoints, count_flops
+from immunis.attacks.contract import Arena, Attack, Curve, Settings, Step, checkpoints, count_flops
+from immunis.attacks.learning import loss_of
 
 MOST_STEPS = 50  # a quasi-Newton step is worth many plain ones
 
@@ -20,7 +19,6 @@ def run(arena: Arena, settings: Settings) -> Curve:
     bias = torch.zeros(features.outputs, 1, dtype=torch.float64)
     optimizer = torch.optim.LBFGS(
         [weight.requires_grad_(), bias.requires_grad_()],
-        lr=settings["rate"],
         max_iter=1,
         max_eval=40,
         history_size=20,
@@ -57,4 +55,4 @@ def run(arena: Arena, settings: Settings) -> Curve:
             return
 
 
-ATTACK = Attack(run, {"rate": (1.0, 0.3), "penalty": (1e-4,)}, place=5)
+ATTACK = Attack(run, {"penalty": (1e-4, 1e-6)}, anticipated=True, place=5)

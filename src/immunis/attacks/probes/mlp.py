@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from immunis.attacks.contract import Arena, Attack, Curve, Settings, if_patient
-from immunis.attacks.curves import minibatches
 from immunis.attacks.features import bases
+from immunis.attacks.learning import minibatches
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
@@ -19,4 +19,4 @@ def run(arena: Arena, settings: Settings) -> Curve:
 
 
 SETTINGS = {"rate": if_patient(0.003, 0.001, 0.01), "basis": bases}
-ATTACK = Attack(run, SETTINGS, preset="quick", place=11, telling=2)
+ATTACK = Attack(run, SETTINGS, anticipated=True, preset="quick", place=11, telling=2)

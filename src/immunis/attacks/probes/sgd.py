@@ -1,15 +1,17 @@
 """Linear probing by SGD with momentum on cross-entropy."""
 
+from collections.abc import Iterator, Sequence
+
 from torch.optim import SGD
 
-from immunis.attacks.contract import Arena, Attack, Curve, Settings
-from immunis.attacks.curves import train_linear
+from immunis.attacks.contract import Arena, Attack, Settings, Step
+from immunis.attacks.learning import train_linears
 
 
-def run(arena: Arena, settings: Settings) -> Curve:
-    """Train a linear probe on features of unit mean square."""
-    features = arena.features().scaled()
-    return train_linear(features, settings["rate"], optimizer=SGD, momentum=0.9)
+def together(arena: Arena, choices: Sequence[Settings]) -> Iterator[list[Step]]:
+    """Train a linear probe on features of unit mean square, at all rates at once."""
+    rates = [each["rate"] for each in choices]
+    return train_linears(arena.features().scaled(), rates, SGD, momentum=0.9)
 
 
-ATTACK = Attack(run, {"rate": (0.1, 0.01, 1.0)}, place=3)
+ATTACK = Attack(settings={"rate": (0.1, 0.01, 1.0)}, together=together, anticipated=True, place=3)

@@ -1,8 +1,8 @@
 """Standardise every feature, then descend: undoes badly scaled coordinates."""
 
 from immunis.attacks.contract import Arena, Attack, Curve, Settings
-from immunis.attacks.curves import least_squares
-from immunis.theory.descent import line_search
+from immunis.attacks.learning import least_squares
+from immunis.theory.steps import line_search
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
@@ -10,4 +10,4 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return least_squares(arena.features().standardised(), line_search)
 
 
-ATTACK = Attack(run, place=8)
+ATTACK = Attack(run, anticipated=True, place=8)

@@ -1,8 +1,8 @@
 """Whiten the features, then descend: with more samples than features no conditioning is left."""
 
 from immunis.attacks.contract import Arena, Attack, Curve, Settings
-from immunis.attacks.curves import least_squares
-from immunis.theory.descent import line_search
+from immunis.attacks.learning import least_squares
+from immunis.theory.steps import line_search
 
 
 def run(arena: Arena, settings: Settings) -> Curve:
@@ -10,4 +10,4 @@ def run(arena: Arena, settings: Settings) -> Curve:
     return least_squares(arena.features().white(settings["ridge"]), line_search)
 
 
-ATTACK = Attack(run, {"ridge": (1e-2, 0.0)}, preset="quick", place=9)
+ATTACK = Attack(run, {"ridge": (1e-2, 0.0)}, anticipated=True, preset="quick", place=9)

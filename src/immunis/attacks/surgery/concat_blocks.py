@@ -1,23 +1,21 @@
-"""Probe the last blocks side by side."""
+"""Probe the last blocks, or all of them, side by side."""
 
-import numpy as np
-
-from immunis.attacks.contract import Arena, Arrays, Attack, Settings
-
-MOST = 4
+from immunis.attacks.arrays import Arrays
+from immunis.attacks.contract import Arena, Attack, Settings
+from immunis.attacks.reading import side_by_side
 
 
 def features(arena: Arena, settings: Settings) -> Arrays:
     """Return the standardised outputs of the last n stages, side by side."""
-    train, test = list[np.ndarray](), list[np.ndarray]()
-    for name in arena.cut.stages[-settings["blocks"] :]:
-        fit = arena.cache[name][0][arena.rows[0]]
-        deviation = fit.std(0)
-        scale = np.where(deviation > 1e-12 * deviation.max(), deviation, np.inf)
-        for part, values in zip((train, test), arena.cache[name], strict=True):
-            part.append((values - fit.mean(0)) / scale)
-    return np.concatenate(train, axis=1), np.concatenate(test, axis=1)
+    stages = arena.cut.stages[-settings["blocks"] :]
+    return side_by_side(arena, [arena.cache[stage] for stage in stages])
 
 
-SETTINGS = {"blocks": lambda arena: range(2, min(MOST, len(arena.earlier_stages) + 1) + 1)}
-ATTACK = Attack(settings=SETTINGS, reads=lambda cut: cut.stages[-MOST:], features=features, place=2)
+def blocks(arena: Arena) -> tuple[int, ...]:
+    """Return how many stages to put together: the last two, and all."""
+    return tuple(sorted({2, len(arena.earlier_stages) + 1}))
+
+
+ATTACK = Attack(
+    settings={"blocks": blocks}, reads=lambda cut: cut.stages, features=features, place=2
+)

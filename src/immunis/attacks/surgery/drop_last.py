@@ -1,6 +1,7 @@
 """Drop the last linear map and probe what goes into it."""
 
-from immunis.attacks.contract import Arena, Arrays, Attack, Settings, before_last
+from immunis.attacks.arrays import Arrays
+from immunis.attacks.contract import Arena, Attack, Settings, before_last
 
 
 def features(arena: Arena, settings: Settings) -> Arrays:

@@ -1,6 +1,7 @@
 """Probe an earlier layer: a defence of the last one may have left it untouched."""
 
-from immunis.attacks.contract import Arena, Arrays, Attack, Settings
+from immunis.attacks.arrays import Arrays
+from immunis.attacks.contract import Arena, Attack, Settings
 
 
 def features(arena: Arena, settings: Settings) -> Arrays:
@@ -9,4 +10,10 @@ def features(arena: Arena, settings: Settings) -> Arrays:
 
 
 SETTINGS = {"layer": lambda arena: arena.earlier_stages}
-ATTACK = Attack(settings=SETTINGS, reads=lambda cut: cut.stages[:-1], features=features, place=1)
+ATTACK = Attack(
+    settings=SETTINGS,
+    reads=lambda cut: cut.stages[:-1],
+    features=features,
+    anticipated=True,
+    place=1,
+)

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from immunis.attacks.contract import Arena, Arrays, Attack, Settings, tensor
+from immunis.attacks.arrays import Arrays, tensor
+from immunis.attacks.contract import Arena, Attack, Settings
 
 
 def features(arena: Arena, settings: Settings) -> Arrays:

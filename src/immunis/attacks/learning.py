@@ -1,8 +1,9 @@
-"""How probes on frozen features learn: least squares by descent, mini-batches, one solve."""
+"""How probes learn: by one solve, by descent or in batches; ``tuning`` trains networks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -12,12 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from immunis.attacks.contract import Arena, Step
-from immunis.attacks.features import Features, Map
-from immunis.attacks.meter import checkpoints, count_flops
-from immunis.theory.scale import check_size
+from immunis.attacks.contract import Arena, Step, checkpoints, count_flops
+from immunis.attacks.features import Features, Map, Scores
+from immunis.data.checks import check_size
 
-BATCH = 256
+BATCH = 256  # of features
 
 
 def one_step(features: Features, flops: float, predict: Map) -> list[Step]:
@@ -68,18 +68,25 @@ def in_batches(
     arena: Arena,
     optimizer: torch.optim.Optimizer,
     train: Callable[[Tensor, torch.Generator], None],
-    scores: Callable[[], tuple[float, float]],
+    scores: Callable[[], Scores],
     rows: Tensor,
     size: int,
     spent: float,
+    warm_up: float = 0.0,
 ) -> Iterator[Step]:
-    """Call ``train`` on shuffled batches of rows with a cosine schedule; yield checkpoints.
+    """Call ``train`` on shuffled batches of rows; yield checkpoints, in a pilot the last alone.
 
-    A batch that does not fit the memory is halved, and the arena's notes say so.
+    Rates rise linearly for a share ``warm_up`` of the steps and then fall as a cosine. A batch that
+    does not fit the memory is halved, and the arena's notes say so.
     """
     budget, generator = arena.budget, arena.generator()
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, budget)
-    marks, order = set(checkpoints(budget)), rows[:0]
+    rising = warm_up * budget
+
+    def rate(done: int) -> float:
+        return min(1.0, (done + 1) / (rising + 1)) * (1 + math.cos(math.pi * done / budget)) / 2
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    marks, order = {budget} if arena.pilot else set(checkpoints(budget)), rows[:0]
     size, flops, step, seen = min(size, len(rows)), 0.0, 0, 0
     counter = FlopCounterMode(display=False)
     while step < budget:
@@ -143,6 +150,42 @@ def train_linear(
     return minibatches(features, probe, optimizer(probe.parameters(), lr=rate, **options))  # type: ignore[call-arg]
 
 
+def train_linears(
+    features: Features,
+    rates: Sequence[float],
+    optimizer: type[torch.optim.Optimizer] = torch.optim.Adam,
+    **options: Any,
+) -> Iterator[list[Step]]:
+    """Train a linear probe that starts at zero for each rate; yield the steps of all.
+
+    One product with a batch serves all probes. The gradient of the sum of their losses is, for
+    each, that of its own.
+    """
+    count, outputs, units = len(rates), features.outputs, Units(features.y, features.kind)
+    z, y = features.z.float(), units.strip(features.y)
+    weights = [torch.zeros(outputs, features.dimension, requires_grad=True) for _ in rates]
+    biases = [torch.zeros(outputs, requires_grad=True) for _ in rates]
+    groups = [{"params": list(p), "lr": r} for *p, r in zip(weights, biases, rates, strict=True)]
+    descent = optimizer(groups, **options)
+
+    def train(rows: Tensor, _: torch.Generator) -> None:
+        descent.zero_grad()
+        found = functional.linear(z[rows], torch.cat(weights), torch.cat(biases))
+        labels = y[rows].repeat_interleave(count, 0)
+        (count * loss_of(found.view(-1, outputs), labels, features.kind)).backward()
+        descent.step()
+
+    def predict(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+        return units.restore(functional.linear(x.float(), weight, bias))
+
+    probes = [partial(predict, *probe) for probe in zip(weights, biases, strict=True)]
+    calls = [partial(features.scores, probe) for probe in probes]
+    rows = torch.arange(len(z))
+    for step in in_batches(features.arena, descent, train, calls[0], rows, BATCH, 0.0):
+        flops = features.spent + step.flops / count
+        yield [step._replace(flops=flops, scores=call) for call in calls]
+
+
 class Units:
     """Mean and deviation of regression targets, removed for training and restored after."""
 
@@ -161,8 +204,8 @@ class Units:
         return outputs if self.mean is None else outputs.double() * self.scale + self.mean
 
 
-def loss_of(outputs: Tensor, labels: Tensor, kind: str) -> Tensor:
-    """Return cross-entropy for classes, mean squared error for targets."""
+def loss_of(outputs: Tensor, labels: Tensor, kind: str, smoothing: float = 0.0) -> Tensor:
+    """Return cross-entropy for classes, of smoothed labels if asked; squared error for targets."""
     if kind == "classification":
-        return functional.cross_entropy(outputs, labels)
+        return functional.cross_entropy(outputs, labels, label_smoothing=smoothing)
     return functional.mse_loss(outputs, labels.to(outputs))
