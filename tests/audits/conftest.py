@@ -18,10 +18,10 @@ def models(tasks):
     network = pretrained_mlp(tasks.primary, (32, 16), epochs=15)
     return {
         "original": network,
-        "erase": immunize(network, tasks.primary, tasks.harmful, "erase", strength=0.0),
+        "erase": immunize(network, tasks.primary, tasks.harmful, "erase", strength=0.01),
     }
 
 
 @pytest.fixture(scope="package")
 def result(models, tasks):
-    return run(models, tasks, ["ridge", "knn", "drop_last"], defender=tasks.harmful)
+    return run(models, tasks, ["ridge", "knn", "kernel", "drop_last"], defender=tasks.harmful)

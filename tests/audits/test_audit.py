@@ -1,31 +1,42 @@
 """An audit as a whole."""
 
 import json
-import math
+import sys
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from helpers.audits import FEW, run
+from helpers.audits import FEW, run, timeless
 from helpers.networks import Residual
-from immunis import Effort, InputError, SettingsError, Task, audit
+from immunis import Effort, InputError, OutputError, SettingsError, Task, audit
 from immunis.attacks import ATTACKS
 from immunis.attacks.contract import Attack
-from immunis.data.sources import Tasks
+from immunis.audits.disjoint import disjoint_rows
+from immunis.audits.lineup import Variant
+from immunis.core.hashing import state_digest
+from immunis.core.packing import unpacked
+from immunis.data.task import Tasks
 from immunis.recipes import load_recipe
-from immunis.recipes.pipeline import audit_recipe
+from immunis.recipes.pipeline import Pipeline
+from immunis.report.format import steps_of
+from immunis.theory.score_interval import finest
 
 F = torch.float64
 
 
-def test_the_worst_case_is_the_attack_that_keeps_most_of_the_originals_help(result):
+def test_the_worst_case_leads_with_points_and_has_the_largest_share(models, tasks):
+    result = run(models, tasks, ["ridge", "kernel", "drop_last"], seeds=1)
     table, case = result.record.figures["attacks"], result.worst_case["erase"]
+    gains = {name: rows["erase"]["above_untrained"]["mean"] for name, rows in table.items()}
+    assert case.gain == gains[case.attack] == max(gains.values())
     kept = {name: rows["erase"]["residual_advantage"]["mean"] for name, rows in table.items()}
-    kept = {name: share for name, share in kept.items() if not math.isnan(share)}
-    assert case.residual_advantage == kept[case.attack] == max(kept.values())
+    kept = {name: share for name, share in kept.items() if share is not None}
+    assert case.residual_advantage == kept[case.share_attack] == max(kept.values())
     scores = {name: rows["erase"]["score"]["mean"] for name, rows in table.items()}
     assert case.accuracy == scores[case.attack]
     assert case.highest_accuracy == scores[case.highest_attack] == max(scores.values())
@@ -43,6 +54,12 @@ def test_the_record_holds_what_was_asked(result, models):
     for row in f["models"].values():
         assert {"primary", "kappa_primary", "kappa_harmful", "rir", "rho", "broken"} <= set(row)
     assert f["models"]["original"]["rir"] == pytest.approx(1)
+    weights = {name: row["weights"] for name, row in f["models"].items()}
+    assert weights["original"] == state_digest(models["original"]) != weights["erase"]
+    families = result.record.settings["families"]
+    assert families["ridge"] == "probes" and families["drop_last"] == "surgery"
+    assert list(families) == sorted(families, key=list(ATTACKS).index)
+    assert set(families) == set(result.record.settings["attacks"])
     ridge = f["attacks"]["ridge"]
     assert set(ridge) == {"original", "erase", "untrained"}
     score = ridge["erase"]["score"]
@@ -50,9 +67,28 @@ def test_the_record_holds_what_was_asked(result, models):
     assert score["mean"] == pytest.approx(sum(score["values"]) / 3)
     assert {"steps", "samples", "flops", "seconds"} == set(ridge["erase"]["cost"])
     assert f["controls"]["from scratch"]["status"] == "done"
-    assert f["disjoint"] == {"checked": True, "shared": 0, "train_in_test": 0}
-    assert set(f["predictors"]) == {"kappa_harmful", "rir", "rho"}
-    assert f["predictors"]["rho"]["pairs"] == 6
+    found = dict(f["disjoint"])
+    compared, nearest = found.pop("compared"), found.pop("nearest")
+    assert found == {"checked": True, "shared": 0, "train_in_test": 0, "tolerance": 1e-6}
+    assert len(compared["sets"]) == len(compared["rows"]) == 4 and "spread" in compared["unit"]
+    assert not nearest["suspicious"] and 0 < nearest["minimum"] <= nearest["quantile"]
+    assert f["predictors"] is None  # of two models
+    rows = f["scored"]["rows"]
+    assert f["scored"]["half"] == "development" and rows < f["scored"]["of"]
+    for hits, value in zip(ridge["erase"]["hits"], score["values"], strict=True):
+        assert hits["rows"] == rows and unpacked(hits).mean() == pytest.approx(value)
+    assert ridge["erase"]["above_original"]["mean"] == pytest.approx(
+        score["mean"] - ridge["original"]["score"]["mean"]
+    )
+    few = "no claim (fewer than 5 different runs, fewer than 3 different trainings)"
+    assert f["factors"]["models"]["erase"] == {"variants": 1, "runs": 3, "claim": few}
+    assert f["factors"]["attackers"] == {"samples": 3, "rows": 48, "of": 60}
+    change = f["models"]["erase"]["primary_change"]["original"]
+    lost = f["models"]["erase"]["primary"] - f["models"]["original"]["primary"]
+    assert change["mean"] == pytest.approx(lost) and change["tolerance"] == 0.005
+    least = finest(f["models"]["erase"]["primary_hits"][0]["rows"])
+    assert change["finest"] == pytest.approx(least) and least > 0.005
+    assert change["holds"] is None and change["low"] == pytest.approx(-least)  # no answer changed
     assert json.loads(result.to_json())["kind"] == "audit"
 
 
@@ -161,9 +197,10 @@ def test_bad_requests_are_refused_in_words(models, tasks):
 
 def test_the_bundled_recipe_runs(monkeypatch):
     recipe = load_recipe("digit-parity")
+    recipe = replace(recipe, audit={**recipe.audit, "budget": 20})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = audit_recipe(recipe, attacks=["ridge"], effort={"budget": 20})
+        found = Pipeline(recipe, recipe.tasks()).audit(["ridge"])
     assert list(found.record.figures["models"]) == ["original", "condition", "frontier", "erase"]
     assert found.record.settings["recipe"]["model"] == {"network": [128, 64]}
     assert found.record.figures["transfer"]
@@ -174,38 +211,314 @@ def _network(seed):
     return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
 
 
-def test_a_defence_may_come_as_one_model_for_each_seed(pair):
+def test_every_variant_of_a_model_meets_every_seed(pair):
     primary, harmful = pair
-    models = {"original": _network(0), "several": [_network(1), _network(2)]}
-    found = audit(models, primary, harmful, attacks=["ridge"], effort=Effort(2, 3))
-    row = found.record.figures["models"]["several"]
-    assert [v["primary"] for v in row["variants"]] != [row["variants"][0]["primary"]] * 2
-    assert row["primary"] == pytest.approx(sum(v["primary"] for v in row["variants"]) / 2)
+    models = {"original": _network(0), "several": [_network(i) for i in (1, 2, 3)]}
+    found = audit(models, primary, harmful, attacks=["ridge"], effort=Effort(2, 3)).record
+    row = found.figures["models"]["several"]
+    assert [v["primary"] for v in row["variants"]] != [row["variants"][0]["primary"]] * 3
+    assert row["primary"] == pytest.approx(sum(v["primary"] for v in row["variants"]) / 3)
     assert len(row["per_class"]) == 3 and "per_class" not in row["variants"][0]
-    alone = [
-        audit(
-            {"original": _network(0), "x": m}, primary, harmful, attacks=["ridge"], effort=Effort(2)
-        )
-        for m in models["several"]
-    ]
-    curves = found.record.figures["attacks"]["ridge"]["several"]["score"]["values"]
-    assert curves == [
-        alone[seed].record.figures["attacks"]["ridge"]["x"]["score"]["values"][seed]
-        for seed in range(2)
-    ]
-    with pytest.raises(InputError, match="2 models for 3 seeds"):
-        audit(models, primary, harmful, attacks=["ridge"])
+    assert len(row["primary_hits"]) == 3
+    expected = []
+    for model in models["several"]:
+        alone = {"original": _network(0), "x": model}
+        alone = audit(alone, primary, harmful, attacks=["ridge"], effort=Effort(2)).record
+        expected += alone.figures["attacks"]["ridge"]["x"]["score"]["values"]
+    assert found.figures["attacks"]["ridge"]["several"]["score"]["values"] == expected
+    counts = found.figures["factors"]["models"]
+    assert counts["several"] == {"variants": 3, "runs": 6, "claim": None}
+    assert counts["untrained"] == {"variants": 2, "runs": 4, "claim": None}
+    assert len(found.figures["attacks"]["ridge"]["untrained"]["score"]["values"]) == 4
+
+
+def test_each_of_several_attackers_has_rows_of_its_own_and_the_control_is_drawn_thrice(pair):
+    primary, harmful = pair
+    models = {"original": [_network(0)], "copies": [_network(1)] * 5}
+    several = audit(models, primary, harmful, attacks=["ridge"], effort=Effort(5, 3)).record
+    factors = several.figures["factors"]
+    rows = factors["attackers"]["of"]
+    assert factors["attackers"] == {"samples": 5, "rows": rows - rows // 5, "of": rows}
+    scores = several.figures["attacks"]["ridge"]["original"]["score"]
+    assert len(set(scores["values"])) > 1  # a closed form, on other rows each time
+    assert "fewer than 3 different trainings" in factors["models"]["copies"]["claim"]
+    assert factors["models"]["untrained"] == {"variants": 1, "runs": 5, "claim": None}
+    one = audit(models, primary, harmful, attacks=["ridge"], effort=Effort(1, 3)).record.figures
+    assert one["factors"]["attackers"] == {"samples": 1, "rows": rows, "of": rows}
+    assert "one sample of the attacker's rows" in one["factors"]["models"]["original"]["claim"]
+    assert one["factors"]["models"]["untrained"] == {"variants": 3, "runs": 3, "claim": None}
+    assert len(set(one["attacks"]["ridge"]["untrained"]["score"]["values"])) > 1
+
+
+def test_originals_may_be_several_and_each_variant_is_compared_with_its_own(pair):
+    primary, harmful = pair
+    originals = [_network(0), _network(1)]
+    told = [Variant(_network(1), 1), Variant(_network(0), 0), Variant(_network(1), 1)]
+    models = {"original": originals, "same": told}
+    figures = audit(models, primary, harmful, attacks=["ridge"], effort=Effort(1, 3)).record.figures
+    assert [v["rir"] for v in figures["models"]["same"]["variants"]] == pytest.approx([1, 1, 1])
+    assert figures["factors"]["originals"] == 2
+    gap = figures["attacks"]["ridge"]["same"]["above_original"]
+    values = figures["attacks"]["ridge"]["original"]["score"]["values"]
+    assert gap["mean"] == pytest.approx((values[1] - values[0]) / 6)
+
+
+def test_a_threshold_counts_if_it_was_stated_before_the_first_attack(models, tasks, tmp_path):
+    given = (models, tasks.primary, tasks.attacker)
+
+    def held(threshold, folder=tmp_path):
+        more = {"effort": Effort(1, 5), "run": {"folder": folder}, "threshold": threshold}
+        return audit(*given, attacks=["ridge"], **more).record.settings["threshold"]
+
+    assert held(0.7) == held(0.7) == 0.7  # continued
+    with pytest.warns(UserWarning, match="was stated after attacks .* and threshold 0.7"):
+        assert held(0.8) is None
+    assert held(None, tmp_path / "b") is None
+    with pytest.warns(UserWarning, match="and no threshold"):
+        assert held(0.7, tmp_path / "b") is None
+    for wrong in (70, -0.1):
+        with pytest.raises(SettingsError, match="expected a share from 0 to 1"):
+            audit(*given, attacks=["ridge"], threshold=wrong)
+
+
+def test_a_final_audit_scores_other_rows_and_is_counted_once(models, tasks, tmp_path, monkeypatch):
+    monkeypatch.setenv("IMMUNIS_LEDGER", str(tmp_path / "ledger.jsonl"))
+    given = (models, tasks.primary, tasks.attacker)
+
+    def rows(final, folder="a", budget=5):
+        more = {"effort": Effort(1, budget), "run": {"folder": tmp_path / folder}}
+        return audit(*given, attacks=["ridge"], final=final, **more).record.figures
+
+    development = rows(False)
+    assert "final" not in development and not (tmp_path / "ledger.jsonl").exists()
+    one, again, elsewhere = rows(True), rows(True), rows(True, "b")
+    assert one["scored"]["half"] == "final"
+    assert one["scored"]["rows"] + development["scored"]["rows"] == one["scored"]["of"]
+    assert [each["final"] for each in (one, again, elsewhere)] == [{"audits": 1}] * 3
+    assert rows(True, budget=6)["final"] == {"audits": 2}
+
+
+def test_a_final_audit_of_too_few_rows_or_without_a_ledger_runs_nothing(
+    models, tasks, pair, tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("IMMUNIS_LEDGER", str(tmp_path / "file" / "ledger.jsonl"))
+    monkeypatch.setattr(sys.modules["immunis.audits.audit"], "sweep", lambda *_, **__: 1 / 0)
+    with pytest.raises(OutputError, match="set IMMUNIS_LEDGER"):
+        audit(models, tasks.primary, tasks.attacker, attacks=["ridge"], final=True)
+    with pytest.raises(InputError, match="a final audit needs"):
+        audit({"original": _network(0)}, *pair, attacks=["ridge"], final=True)
+
+
+def test_anticipated_attacks_are_named_and_the_worst_case_is_given_without_them(models, tasks):
+    record = run(models, tasks, seeds=1, attacks=["ridge", "float64"]).record
+    assert record.settings["anticipated"] == ["ridge"]
+    case = record.figures["worst_case"]["erase"]
+    assert case["attacks"] == 2 and case["unseen"]["attacks"] == 1
+    assert case["unseen"]["attack"] == "float64"
+
+
+def test_primary_scores_are_compared_with_the_same_training_without_the_defence(models, tasks):
+    both = {**models, "plain": models["original"]}
+    found = audit(
+        both, tasks.primary, tasks.attacker, attacks=["ridge"], effort=Effort(1), plain="plain"
+    ).record
+    change = found.figures["models"]["erase"]["primary_change"]
+    assert change["plain"] == change["original"]
+    assert found.settings["plain"] == "plain"
+    with pytest.raises(InputError, match="plain='bare' names no model"):
+        audit(models, tasks.primary, tasks.attacker, attacks=["ridge"], plain="bare")
 
 
 def test_the_searched_space_may_be_narrowed(pair):
     primary, harmful = pair
     models = {"original": _network(0)}
     attacks = ["finetune_all"]
-    whole = audit(models, primary, harmful, attacks=attacks, effort=Effort(1, 2)).record
-    few = Effort(1, 2, space={"optimizer": ["adamw"]})
+    space = {"optimizer": ["adamw"], "rate": [0.1], "decay": [0.1]}
+    few = Effort(1, 2, space=space)
     part = audit(models, primary, harmful, attacks=attacks, effort=few).record
-    trials = [r.figures["attacks"]["finetune_all"]["original"]["trials"] for r in (whole, part)]
-    assert trials[1] == trials[0] / 2
-    assert part.settings["space"] == {"optimizer": ["adamw"]}
+    row = part.figures["attacks"]["finetune_all"]["original"]
+    assert space.items() >= {n: [v] for n, v in row["settings"][0].items() if n in space}.items()
+    assert part.settings["space"] == space
     with pytest.raises(SettingsError, match="space leaves none of them"):
         audit(models, primary, harmful, attacks=attacks, effort={"space": {"optimizer": ["lion"]}})
+
+
+def test_a_budget_by_kind_leaves_what_it_does_not_name_to_the_preset(pair):
+    attacks, effort = ["sgd", "finetune_all"], {"seeds": 1, "budget": {"tuning": 2}}
+    record = audit({"original": _network(0)}, *pair, attacks=attacks, effort=effort).record
+    ran = record.figures["attacks"].items()
+    ends = {attack: row["original"]["curve"][-1]["steps"] for attack, row in ran}
+    assert ends["finetune_all"] <= 2 < ends["sgd"]
+    kept = {"budget": 2, "probe_budget": 250, "retraining_budget": 550, "tuning_total": 12}
+    assert record.settings.items() >= kept.items()
+    assert steps_of(record) == "2 steps of fine-tuning, 250 of probes"
+
+
+@pytest.mark.parametrize(
+    ("budget", "says"),
+    [
+        ({"tunning": 2}, "did you mean 'tuning'"),
+        ({"probes": 0}, "expected at least 1"),
+        ({"probes": 10**7 + 1}, "at most 10,000,000"),
+        ({"probes": "2"}, "expected a whole number"),
+        ("2", "expected a whole number"),
+    ],
+)
+def test_a_budget_of_another_kind_is_refused(budget, says):
+    with pytest.raises(SettingsError, match=says):
+        Effort(budget=budget)
+
+
+def test_identical_seeds_give_identical_records_whatever_the_number_of_workers(models, tasks):
+    one, again, two = (run(models, tasks, seeds=2, workers=w) for w in (1, 1, 2))
+    assert timeless(one) == timeless(again) == timeless(two)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_ray_cluster_gives_the_same_record(models, tasks):
+    ray = pytest.importorskip("ray")
+    try:
+        assert timeless(run(models, tasks, cluster="local", workers=2)) == timeless(
+            run(models, tasks)
+        )
+    finally:
+        ray.shutdown()
+
+
+def test_finished_attacks_are_not_repeated(models, tasks, tmp_path, monkeypatch):
+    first = run(models, tasks, folder=tmp_path)
+    count = len(list(tmp_path.glob("*.json")))
+    monkeypatch.setattr(sys.modules["immunis.attacks.search"], "search", lambda *_: 1 / 0)
+    assert timeless(run(models, tasks, folder=tmp_path)) == timeless(first)
+    assert len(list(tmp_path.glob("*.json"))) == count
+
+
+def test_an_interrupted_audit_goes_on_where_it_stopped(models, tasks, tmp_path, monkeypatch):
+    module = sys.modules["immunis.attacks.search"]
+    real, calls = module.search, []
+
+    def stops(*arguments):
+        calls.append(1)
+        if len(calls) > 4:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "search", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run(models, tasks, folder=tmp_path)
+    kept = len(list(tmp_path.glob("*.json")))
+    assert kept == 4
+    monkeypatch.setattr(module, "search", real)
+    calls.clear()
+    assert timeless(run(models, tasks, folder=tmp_path)) == timeless(run(models, tasks))
+
+
+def test_odd_files_in_the_folder_are_run_again(models, tasks, tmp_path):
+    first = run(models, tasks, ["ridge"], folder=tmp_path, seeds=1)
+    for text, path in zip(
+        ("null", "{}", "[]", '{"status": "done"}'), sorted(tmp_path.iterdir()), strict=False
+    ):
+        path.write_text(text)
+    assert timeless(run(models, tasks, ["ridge"], folder=tmp_path, seeds=1)) == timeless(first)
+
+
+def test_a_shuffling_loader_resumes_all_the_same(models, tasks, tmp_path):
+    train, test = (TensorDataset(*s.tensors()) for s in (tasks.attacker.train, tasks.attacker.test))
+    for _ in range(2):
+        loader = DataLoader(train, batch_size=16, shuffle=True)
+        task = Task(loader, DataLoader(test, batch_size=64), "attacker")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            audit(
+                models,
+                tasks.primary,
+                task,
+                attacks=["ridge"],
+                effort=Effort(1, 5),
+                run={"folder": tmp_path},
+            )
+        count = len(list(tmp_path.iterdir()))
+    assert count == 8  # two models, three controls, and these from scratch
+
+
+def copies(tasks, change, of, test=False):
+    """The attacker's task with five changed rows of other data among its own."""
+    parts = {"train": tasks.attacker.train.tensors(), "test": tasks.attacker.test.tensors()}
+    (x, y), rows = parts["test" if test else "train"], change(of.train.tensors()[0][:5])
+    parts["test" if test else "train"] = torch.cat([x.double(), rows]), torch.cat([y, y[:5]])
+    return Task(parts["train"], parts["test"], "leaky")
+
+
+@pytest.mark.parametrize("test", [False, True])
+@pytest.mark.parametrize("of", ["primary", "harmful"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.double(),
+        lambda x: (x.double() / 3).float().double() * 3,
+        lambda x: x.double() * (1 + 1e-12),
+        lambda x: x.double() + 1e-9 * (torch.arange(x.shape[1]) == 7),
+    ],
+    ids=["same", "float32", "scaled", "one feature"],
+)
+def test_copies_of_what_the_defence_has_seen_are_refused(tasks, change, of, test):
+    leaky = copies(tasks, change, getattr(tasks, of), test)
+    name = {"primary": "the training data of which digit", "harmful": "the defender's sample"}[of]
+    with pytest.raises(InputError, match=rf"[5-9] sample.* of leaky .*\([5-9] in {name}"):
+        disjoint_rows(leaky, tasks.primary, tasks.harmful)
+
+
+def test_images_that_look_alike_are_said_and_many_are_refused():
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.integers(0, 256, (300, 3, 8, 8))).float()
+    noisy, y = x + torch.from_numpy(rng.normal(size=x.shape)).float(), torch.arange(300) % 2
+    seen, defender = Task((x[:100], y[:100])), Task((x[100:150], y[100:150]))
+
+    def attacker(few):
+        both = torch.cat([noisy[:few], x[150:250]]), y[: few + 100]
+        return Task(both, (x[250:], y[250:]), "attacker")
+
+    with pytest.warns(UserWarning, match=r"5 image\(s\) of attacker look like"):
+        found = disjoint_rows(attacker(5), seen, defender)
+    assert (found["shared"], found["alike"], found["alike_tolerance"]) == (0, 5, 0.1)
+    with pytest.raises(InputError, match=r"20 sample.* or look like it"):
+        disjoint_rows(attacker(20), seen, defender)
+
+
+def test_shared_rows_of_the_attackers_own_data_are_counted(models, tasks):
+    x, y = tasks.attacker.train.tensors()
+    leaky = Task((x, y), (x[:10], y[:10]), "leaky")
+    with pytest.warns(UserWarning, match="10 sample"):
+        found = audit(models, tasks.primary, leaky, attacks=["ridge"], effort=Effort(1, 5))
+    assert found.record.figures["disjoint"]["train_in_test"] == 10
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        ({"k": 5}, "k=5; expected a list of values"),
+        ({"basis": "unit"}, "basis='unit'; expected a list of values"),
+        ({"k": []}, "expected a list of values"),
+        ({"k": [10**6]}, "space leaves none of them"),
+        ({"kk": [5]}, "did you mean 'k'"),
+    ],
+)
+def test_a_wrong_space_is_refused_before_anything_runs(pair, monkeypatch, space, says):
+    monkeypatch.setattr("immunis.audits.audit.sweep", lambda *_, **__: pytest.fail("it ran"))
+    few = {"seeds": 1, "budget": 5, "space": space}
+    with pytest.raises(SettingsError, match=says):
+        audit({"original": torch.eye(5)}, *pair, attacks=["knn"], effort=few)
+
+
+def test_an_attack_of_ones_own_with_a_wrong_space_is_refused_before_anything_runs(
+    pair, monkeypatch
+):
+    with pytest.raises(SettingsError, match=r"shrink=0.5; expected a list of values to search"):
+        Attack(lambda arena, settings: iter(()), {"shrink": 0.5})
+    own = Attack(lambda arena, settings: iter(()), {"shrink": lambda arena: 0.5}, name="own")
+    monkeypatch.setitem(ATTACKS, "own", own)
+    monkeypatch.setattr("immunis.audits.audit.sweep", lambda *_, **__: pytest.fail("it ran"))
+    with pytest.raises(SettingsError, match=r"attack 'own': shrink=0.5; expected a list"):
+        audit({"original": torch.eye(5)}, *pair, attacks=["own"], effort={"seeds": 1})

@@ -1,0 +1,1 @@
+"""From learning curves and answered rows to what they mean: intervals, costs, worst cases."""
