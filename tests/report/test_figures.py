@@ -8,6 +8,7 @@ from torch import nn
 import immunis.paper.figures  # noqa: F401 - adds those of a reproduction
 from helpers import RESULTS
 from immunis import InputError, Record, immunize, measure
+from immunis.core.files import sealed
 from immunis.report.figures import figures_of, norm_ratios, overview, spectra, write_figures
 from immunis.report.query import outlines
 
@@ -46,8 +47,10 @@ def test_every_kind_of_record_has_its_figures(pair):
     assert set(figures_of(trained)) == {"spectra", "history"}
     for draw in figures_of(trained).values():
         assert draw(trained)[:4] == b"\x89PNG"
+    assert set(figures_of(measured := measure(*pair).record)) == {"spectra"}
+    assert spectra(measured)[:4] == b"\x89PNG"
     with pytest.raises(InputError, match="has no figures"):
-        figures_of(measure(*pair).record)
+        figures_of(Record("bench", "speed", {}))
 
 
 def test_figures_of_an_audit_are_drawn_whatever_it_lacks(tmp_path):
@@ -60,7 +63,7 @@ def test_figures_of_an_audit_are_drawn_whatever_it_lacks(tmp_path):
     }
     values["figures"]["models"] = {"original": values["figures"]["models"]["original"]}
     path = tmp_path / "bare.json"
-    path.write_text(json.dumps(values))
+    path.write_text(sealed(values))
     bare = Record.load(path)
     assert set(figures_of(bare)) == AUDIT - {"advantage", "curves"} | {"spectra"}
     for draw in figures_of(bare).values():
@@ -97,7 +100,7 @@ def test_figures_of_several_records_are_told_apart(tmp_path, monkeypatch):
         write_figures([tmp_path / "none.json"], tmp_path / "y")
     monkeypatch.undo()
     path = tmp_path / "hollow.json"
-    path.write_text(json.dumps({"kind": "reproduce", "name": "x", "figures": {}, "schema": 1}))
-    with pytest.raises(InputError, match="name is 'x'; expected 'house-prices' or 'mnist'"):
+    path.write_text(sealed({"kind": "reproduce", "name": "x", "figures": {}, "schema": 1}))
+    with pytest.raises(InputError, match="name is 'x'; expected 'house-prices', 'mnist'"):
         write_figures([path], tmp_path / "y")
     assert not (tmp_path / "y").exists()

@@ -8,7 +8,7 @@ from helpers import RESULTS
 from immunis import InputError, Record, immunize, measure
 from immunis.report.card import render
 from immunis.report.model_card import model_card
-from immunis.report.text import ratio
+from immunis.report.ratios import ratio
 
 
 def metadata(text):
@@ -19,7 +19,7 @@ def metadata(text):
 @pytest.fixture
 def audited():
     record = Record.load(RESULTS / "audit-tiny-imagenet-cars-resnet18.json")
-    record.figures["worst_case"]["opt_kappa"]["broken"] = True
+    record.figures["models"]["opt_kappa"]["broken"] = True
     record.settings["not_run"] = {"lora": "low-rank adapters"}  # records of 0.1 lack it
     return record
 
@@ -63,7 +63,7 @@ def test_what_training_said_of_itself_is_told(pair):
 def test_ranks_are_shown_and_that_they_changed_is_said(pair):
     done = immunize(torch.eye(5), *pair, "erase").record
     assert "| rank | 5 of 5 | 5 of 5 |" in model_card(done)
-    assert "unlike things" not in model_card(done)
+    assert "not defined" not in model_card(done)
     done.figures["spectra"]["primary"]["after"]["rank"] = 1
     said = "the rank of the primary features went from 5 to 1: condition numbers"
     assert said in model_card(done) and said in ratio(done) and said in render(done)

@@ -1,6 +1,7 @@
 """Release a model as a Hugging Face folder: weights without pickle, configuration and card.
 
-timm loads it with ``create_model("local-dir:FOLDER")``, transformers with ``from_pretrained``.
+timm loads it with ``create_model("local-dir:FOLDER")``, transformers with ``from_pretrained``,
+sentence-transformers with ``SentenceTransformer(FOLDER)``.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from immunis.core.errors import InputError
-from immunis.core.files import release
 from immunis.core.hashing import tensors_digest
-from immunis.core.records import Record
-from immunis.core.version import __version__
-from immunis.models.rebuild import config
+from immunis.core.records import Record, __version__
+from immunis.core.releases import release
+from immunis.models.text import TextEncoder, files_of, inside_of
+from immunis.models.weights import config
+from immunis.report.loading_code import section
 from immunis.report.model_card import model_card
+from immunis.report.text import lost_primary
 
 
 def weights(model: nn.Module, record: Record | None = None) -> bytes:
@@ -32,8 +35,10 @@ def weights(model: nn.Module, record: Record | None = None) -> bytes:
     state = {}
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, Tensor):
-            held = f"a {type(tensor).__name__} ({name})"
-            raise InputError(f"the model's state_dict() holds {held}; expected tensors only.")
+            raise InputError(
+                f"the model's state_dict() holds a {type(tensor).__name__} ({name}); expected "
+                "tensors only."
+            )
         tensor = tensor.detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
         state[name] = tensor.clone() if storage in shared else tensor
@@ -54,28 +59,46 @@ def _in_order(content: bytes) -> bytes:
 def files(
     model: nn.Module, record: Record, options: Mapping[str, Any] | None = None
 ) -> dict[str, bytes | str]:
-    """Return the files of a Hugging Face folder, by name."""
+    """Return the files of a Hugging Face folder, by name; of an encoder, sentence-transformers'."""
+    if isinstance(model, TextEncoder):
+        place = Path(inside_of(model))
+        found = files_of(model) | {str(place / "model.safetensors"): weights(model.body, record)}
+        if model.head is not None:  # no part of the embedding
+            found["head.safetensors"] = weights(model.head, record)
+        readme = model_card(record, library="sentence-transformers")
+        found["README.md"] = f"{readme}\n{section({}, encoder=True)}"
+        return found | {"record.json": record.to_file()}
     own = config(model, record, options)
     built_by = "transformers" if "architectures" in own else "timm"
     library = None if "library" in own else built_by  # others name themselves
     return {
         "model.safetensors": weights(model, record),
         "config.json": json.dumps(own, indent=2, default=str) + "\n",
-        "README.md": model_card(record, library=library),
+        "README.md": f"{model_card(record, library=library)}\n{section(own)}",
         "record.json": record.to_file(),
     }
 
 
 def export(
-    model: nn.Module, record: Record, folder: str | Path, options: Mapping[str, Any] | None = None
+    model: nn.Module,
+    record: Record,
+    folder: str | Path,
+    options: Mapping[str, Any] | None = None,
+    *,
+    allow_broken: bool = False,
 ) -> list[Path]:
     """Write a model as a Hugging Face folder, with checksums, and return the files.
 
+    A model that lost its primary task is refused, unless ``allow_broken``.
+
     ``options`` are what a timm model was created with, besides its name and number of classes; by
-    default they are the recipe's.
+    default they are the recipe's. Of a model of your own class they are its keywords.
 
     Raises:
-        SettingsError: if timm would build another model with those options.
+        InputError: if the record says that the model lost its primary task.
+        SettingsError: if timm, or the class, would build another model with those options.
         OutputError: if the folder cannot be written; what was there before stays whole.
     """
+    if not allow_broken and (lost := lost_primary(record)):
+        raise InputError(f"{lost} Nothing was written. Give allow_broken=True to write it anyway.")
     return release(folder, files(model, record, options))

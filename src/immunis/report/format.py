@@ -1,64 +1,17 @@
-"""Tables as text: Markdown, LaTeX, CSV; numbers as people read them."""
+"""Figures as people read them: numbers, percentages, points and shares with their intervals."""
 
 from __future__ import annotations
 
-import csv
-import io
-from typing import Any, NamedTuple
+import math
+from collections.abc import Mapping
+from typing import Any
 
+from immunis.core.records import RANKS_DIFFER, Record
+from immunis.report import query
+from immunis.report.query import known
 
-class Table(NamedTuple):
-    """A title, column heads and rows of text."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
-
-    def markdown(self) -> str:
-        """Return the table as Markdown, figures right-aligned."""
-        rule = ["---"] + ["---:"] * (len(self.columns) - 1)
-        head, *rows = ([inline(cell) for cell in line] for line in (self.columns, *self.rows))
-        lines = [head, rule, *rows]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-    def latex(self) -> str:
-        """Return the table as a LaTeX ``tabular`` (package booktabs), figures right-aligned."""
-        lines = [" & ".join(map(_latex, line)) + r" \\" for line in (self.columns, *self.rows)]
-        rules = [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule"]
-        body = [lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}"]
-        return "\n".join([f"% {self.title}", *rules, *body])
-
-    def csv(self) -> str:
-        """Return the table as CSV."""
-        buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows([self.columns, *self.rows])
-        return buffer.getvalue()
-
-
-def inline(text: str) -> str:
-    r"""Return text for one line or cell of Markdown: it cannot end it, open HTML or make a link.
-
-    >>> print(inline("a|b [c](d)\n<i>"))
-    a\|b \[c](d) &lt;i>
-    """
-    text = " ".join(text.split()).replace("<", "&lt;")
-    return text.replace("|", r"\|").replace("[", r"\[")
-
-
-_LATEX = {character: "\\" + character for character in "&%#_${}"}
-_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_LATEX |= {"κ": r"$\kappa$", "ρ": r"$\rho$", "ε": r"$\varepsilon$", "±": r"$\pm$", "∞": r"$\infty$"}
-_LATEX |= {"≫": r"$\gg$", "×": r"$\times$", "−": r"$-$", "–": "--", "²": r"$^2$", "≥": r"$\geq$"}
-_LATEX |= {"“": "``", "”": "''", "…": r"\dots"}
-
-
-def _latex(text: str) -> str:
-    r"""Return a cell with LaTeX's characters escaped.
-
-    >>> print(_latex("κ ± 5% of R_ill"))
-    $\kappa$ $\pm$ 5\% of R\_ill
-    """
-    return "".join(_LATEX.get(character, character) for character in text)
+NOTED = "†"  # marks the score of an attack that notes a doubt about itself
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: Any) -> str:
@@ -83,6 +36,92 @@ def number(value: Any) -> str:
     return f"{digits}e{int(exponent)}"
 
 
+def defined(value: float | None) -> str:
+    """Return RIR or one of its factors for people.
+
+    >>> defined(2.0), defined(None)
+    ('2', 'not defined: ranks differ')
+    """
+    return f"not defined: {RANKS_DIFFER}" if value is None or value != value else number(value)
+
+
 def percent(share: float) -> str:
     """Return a share as a percentage with one decimal; – where it is undefined."""
     return "–" if share != share else f"{100 * share:.1f}"
+
+
+def steps_of(record: Record) -> str:
+    """Return the steps of a run of an attack, those of probes too if they have more."""
+    tuning = record.settings["budget"]
+    probes = record.settings.get("probe_budget") or tuning
+    apart = f" of fine-tuning, {number(probes)} of probes" if probes > tuning else ""
+    return f"{number(tuning)} steps{apart}"
+
+
+def signed(value: float, digits: int) -> str:
+    """Return a number with its sign, ± for zero.
+
+    >>> signed(-0.04, 1), signed(-0.06, 1), signed(2, 1)
+    ('±0.0', '−0.1', '+2.0')
+    """
+    text = f"{abs(value):.{digits}f}"
+    return ("±" if not float(text) else "−" if value < 0 else "+") + text
+
+
+def points(found: Mapping[str, Any] | None, kind: str) -> str:
+    """Return a difference of scores with its interval: points of accuracy, or R².
+
+    >>> points({"mean": 0.123, "low": 0.1, "high": 0.15}, "classification")
+    '+12.3 (+10.0 to +15.0)'
+    """
+    if found is None or not math.isfinite(known(found["mean"])):
+        return "–"
+    factor, digits = (100, 1) if kind == "classification" else (1, 3)
+    mean, low, high = (
+        signed(factor * end, digits) if math.isfinite(end) else ""
+        for end in (known(found.get(name)) for name in ("mean", "low", "high"))
+    )
+    return f"{mean} ({low} to {high})" if low and high else mean
+
+
+def unit(kind: str) -> str:
+    """Return what differences of scores are counted in."""
+    return "points" if kind == "classification" else "R²"
+
+
+def amount(value: float, kind: str) -> str:
+    """Return a difference of scores without its sign, in its unit.
+
+    >>> amount(0.02, "classification"), amount(0.02, "regression")
+    ('2.0 points', '0.020 R²')
+    """
+    factor, digits = (100, 1) if kind == "classification" else (1, 3)
+    return f"{abs(factor * value):.{digits}f} {unit(kind)}"
+
+
+def times(multiple: float | None) -> str:
+    """Return a cost as a multiple of the original's.
+
+    >>> times(2.5), times(math.inf), times(None), times(math.nan)
+    ('2.5', 'not reached', '–', '–')
+    """
+    if multiple is None or math.isnan(multiple):
+        return "–"
+    return "not reached" if math.isinf(multiple) else number(multiple)
+
+
+def share_cell(found: Mapping[str, Any] | None) -> str:
+    """Return a share with its interval; a mark that ``text.COLUMNS`` explains if it is not told.
+
+    >>> share_cell({"mean": 0.4, "low": -0.1, "high": 0.9}), share_cell({"mean": None})
+    ('0.4 (−0.1 to 0.9)', '–¹')
+    >>> share_cell({"mean": 1.49, "low": 0.0, "high": math.inf})
+    '–²'
+    """
+    if found is None or (why := query.untold(found)):
+        return "–¹" if found is None or why == query.NO_HELP else "–²"
+    ends = [known(found.get(end)) for end in ("low", "high")]
+    span = ""
+    if ends[0] < ends[1]:
+        span = " ({} to {})".format(*(number(float(f"{end:.2g}")) for end in ends))
+    return (number(found["mean"]) + span).replace("-", "−")

@@ -12,21 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from immunis.core.records import Record
 from immunis.core.shapes import AuditFigures, Data, ImmunizeFigures
-from immunis.models.rebuild import shown
-from immunis.report import tables, text
-from immunis.report.format import Table, inline
-from immunis.report.query import defended, leading, per_class, require_kinds
+from immunis.models.weights import shown
+from immunis.report import limits, ratios, tables, text
+from immunis.report.about import About, about_of
+from immunis.report.evidence import Evidence
+from immunis.report.markup import Table, inline
+from immunis.report.query import broken, defended, definitions, leading, per_class, require_kinds
+from immunis.report.review import review
+from immunis.report.runs import audited
 
 TASKS = {"timm": "image-classification", "transformers": "text-classification"}
 
 
-def model_card(*records: Record, library: str | None = None) -> str:
+def model_card(*records: Record, library: str | None = None, about: Any = None) -> str:
     """Return the model card of what was done to a model, and of how it was audited.
 
     ``library`` builds the model, ``timm`` or ``transformers``; by default it is the recipe's.
+    ``about`` is what only the owner can say (``report.about.About``), or a mapping of it.
 
     Raises:
         InputError: for no record, or one of a kind without a model card.
@@ -35,30 +41,40 @@ def model_card(*records: Record, library: str | None = None) -> str:
     records = tuple(record.checked() for record in records)
     library = library or _library(records[0])
     index = [entry for record in records for entry in _index(record, library)]
-    folder = jinja2.FileSystemLoader(Path(__file__).parent)
-    pages = jinja2.Environment(  # nosec B701 - Markdown, of which every name passes `line`
-        loader=folder, trim_blocks=True, lstrip_blocks=True, autoescape=False
+    folder = jinja2.FileSystemLoader(Path(__file__).with_name("templates"))
+    pages = jinja2.Environment(  # nosec B701 - Markdown: all but what is marked safe passes `_line`
+        loader=folder, trim_blocks=True, lstrip_blocks=True, autoescape=False, finalize=_line
     )
-    pages.filters |= {"line": _line, "yaml": _yaml, "json": _json}
-    pages.globals |= {"text": text, "tables": tables, "tables_of": _tables, "shown": shown}
+    pages.filters |= {"yaml": _yaml, "json": _json}
+    pages.globals |= {"text": text, "ratios": ratios, "limits": limits}
+    pages.globals |= {"tables": tables, "tables_of": _tables, "shown": shown}
+    pages.globals["definitions"] = definitions
+    said = about_of(about)
+    answers = {record.digest(): review(said, record, _evidence(record, said)) for record in records}
     page = pages.get_template("model_card.md")
-    return page.render(records=records, library=library, index=index).rstrip() + "\n"
+    told = {record.digest(): audited(record, records) for record in records}
+    known = {"audited": told, "answers": answers, "library": library, "index": index}
+    return page.render(records=records, **known).rstrip() + "\n"
 
 
-def _line(value: str) -> str:
-    """Return text for one line, without marks of code."""
-    return inline(value).replace("`", "'")
+def _evidence(record: Record, about: About) -> Evidence | None:
+    return Evidence((record,), about) if record.kind == "audit" else None
 
 
-def _json(value: Any) -> str:
+def _line(value: Any) -> str:
+    """Return a value for one line, without marks of code; Markdown that is marked safe as it is."""
+    return value if isinstance(value, Markup) else inline(str(value)).replace("`", "'")
+
+
+def _json(value: Any) -> Markup:
     """Return JSON for a block of code, with nothing that ends the block."""
-    return json.dumps(value, ensure_ascii=False).replace("```", "'''")
+    return Markup(json.dumps(value, ensure_ascii=False).replace("```", "'''"))  # nosec B704
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: Any) -> Markup:
     """Return a value as JSON with nothing that opens HTML."""
     found = json.dumps(value, ensure_ascii=False, indent=2 if isinstance(value, list) else None)
-    return found.replace("<", "\\u003c").replace("\n", "\n  ")
+    return Markup(found.replace("<", "\\u003c").replace("\n", "\n  "))  # nosec B704
 
 
 def _tables(record: Record) -> list[Table]:
@@ -67,9 +83,16 @@ def _tables(record: Record) -> list[Table]:
     if record.kind == "audit":
         original = record.settings["original"]
         names = (original, leading(record) or original)
-        found = [tables.worst_case_table(record), tables.audit_table(record)]
+        found = [
+            tables.highest_table(record),
+            tables.worst_case_table(record),
+            tables.primary_table(record),
+        ]
+        found += [tables.points_table(record), tables.shares_table(record)]
+        found.append(tables.audit_table(record))
         found += [tables.transfer_table(record)] if record.figures["transfer"] else []
         found.append(tables.predictors_table(record))
+    found += [tables.definition_table(record)] if definitions(record) else []
     if set(names) <= per_class(record)[1].keys():
         found.append(tables.class_table(record, *names))
     return found
@@ -93,7 +116,7 @@ def _index(record: Record, library: str) -> list[dict[str, Any]]:
         case = audited["worst_case"][name]
         highest = f"{case['highest_attack']}, the highest score of {case['attacks']} attacks"
         primary = record.data["primary"], "primary task", audited["models"][name]["primary"]
-        reached = None if case["broken"] else case["highest_accuracy"]
+        reached = None if broken(record, name) else case["highest_accuracy"]
         attack = record.data["attacker"], f"harmful task, {highest} (lower is safer)", reached
         found += _entry(kind, name, [primary, attack])
     return found
