@@ -13,17 +13,20 @@ from safetensors.torch import load, load_file
 from torch import nn
 
 from helpers.networks import small_net, tasks
-from immunis import InputError, SettingsError, immunize
+from immunis import InputError, Record, SettingsError, immunize
 from immunis.cli import main as cli
-from immunis.models.find_head import cut
-from immunis.models.rebuild import config
-from immunis.models.weights import load_weights
+from immunis.core.hashing import state_digest
+from immunis.models.find_cut import cut
+from immunis.models.weights import config, load_weights
 from immunis.models.zoo import named_network
 from immunis.recipes import check_recipe, load_recipe, pipeline
-from immunis.recipes.pipeline import original, variants
+from immunis.recipes.pipeline import Pipeline
+from immunis.report import text
 from immunis.report.card import render
 from immunis.report.export import export, weights
 from immunis.report.model_card import model_card
+from immunis.report.runs import record_files
+from immunis.report.tables import models_table
 
 TOML = """
 name = "small"
@@ -35,6 +38,7 @@ harmful = "h.npz"
 network = [24, 12]
 [method]
 name = "probe"
+weight = 10.0
 [training]
 layers = ["*"]
 steps = 6
@@ -44,6 +48,7 @@ evaluate = 2
 [audit]
 attacks = ["ridge"]
 seeds = 2
+variants = 2
 budget = 2
 """
 
@@ -78,7 +83,63 @@ def test_immunize_writes_a_release_folder_and_resumes(run, recipe, tmp_path):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_audit_defends_once_for_each_seed(run, recipe, tmp_path):
+def test_defences_are_made_from_every_original_in_turns_and_compared_with_plain(recipe):
+    recipe.write_text(
+        TOML.replace("variants = 2", "variants = 3\noriginals = 2").replace(
+            "seeds = 2", "seeds = 1"
+        )
+        + '[[audit.methods]]\nname = "probe"\nlabel = "plain"\nweight = 0.0\ntried = 3\n'
+        + '[[audit.methods]]\nname = "probe"\nweight = 10.0\n'
+    )
+    chosen = load_recipe(recipe)
+    made = Pipeline(chosen, chosen.tasks())
+    originals = [made.original(turn) for turn in range(chosen.originals)]
+    assert not torch.equal(*(next(model.parameters()) for model in originals))
+    variants, _ = made.variants(chosen.method, originals)
+    assert [each.original for each in variants] == [0, 1, 0]
+    record = made.audit().record
+    figures = record.figures
+    assert record.settings["plain"] == "plain"
+    assert figures["factors"]["models"]["plain"]["variants"] == 3
+    assert (
+        figures["factors"]["models"]["original"]["variants"] == figures["factors"]["originals"] == 2
+    )
+    assert [row.get("tried") for row in figures["models"].values()] == [None, 3, 1]
+    assert set(figures["models"]["probe"]["primary_change"]) == {"original", "plain"}
+    table = models_table(record)
+    assert table.columns[-3:] == ["settings tried", "steps", "harmful rows a step"]
+    assert [row[-3:] for row in table.rows] == [
+        ["–"] * 3, ["3", "6", "64"], ["1 (not tuned)", "6", "64"]
+    ]  # fmt: skip
+
+
+def test_a_final_audit_is_counted_and_its_card_says_so(run, recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("IMMUNIS_LEDGER", str(tmp_path / "ledger.jsonl"))
+    refused = run("audit", recipe, "-o", tmp_path / "out", "--final")
+    assert refused.returncode == 2 and "a final audit needs 50 rows" in " ".join(
+        refused.stderr.split()
+    )
+    rng = np.random.default_rng(0)
+    arrays = dict(np.load(recipe.parent / "h.npz"))
+    arrays |= {"x_test": rng.normal(size=(300, 10)), "y_test": np.arange(300) % 2}
+    np.savez(recipe.parent / "h.npz", **arrays)
+    assert run("audit", recipe, "-o", tmp_path / "out").returncode == 0
+    development = (tmp_path / "out" / "record.json").read_bytes()
+    for _ in range(2):  # the second continues the first
+        done = run("audit", recipe, "-o", tmp_path / "out", "--final", "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["figures"]["final"] == {"audits": 1}
+    assert (tmp_path / "out" / "record.json").read_bytes() == development
+    names = [path.name for path in record_files(tmp_path / "out")]
+    assert names == ["record-final.json", "record.json"]
+    card = (tmp_path / "out" / "card-final.html").read_text()
+    assert "the final half of the test rows" in card
+    assert "final audits of this benchmark so far: 1" in card
+    run("audit", recipe, "-o", tmp_path / "out", "--final", "--dry-run")
+    assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 1
+
+
+def test_audit_defends_once_for_each_variant(run, recipe, tmp_path):
     done = run("audit", recipe, "-o", tmp_path / "out", "--methods", "probe")
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "out" / "record.json").read_text())
@@ -95,6 +156,46 @@ def test_audit_defends_once_for_each_seed(run, recipe, tmp_path):
     assert "did you mean 'probe'" in wrong.stderr.replace("\n", " ")
 
 
+def test_a_recipe_states_the_threshold_and_the_tolerance(recipe):
+    text = TOML.replace("seeds = 2", "seeds = 1\nthreshold = 0.7")
+    recipe.write_text(text.replace("steps = 6", "steps = 6\ntolerance = 0.02"))
+    chosen = load_recipe(recipe)
+    settings = Pipeline(chosen, chosen.tasks()).audit(methods=[]).record.settings
+    assert settings["threshold"] == 0.7 and settings["tolerance"] == 0.02
+
+
+def test_a_record_repeats_its_run(run, recipe, tmp_path):
+    asked = ["--attacks", "knn,ridge", "--methods", "probe", "--precision", "bf16-mixed"]
+    done = run("audit", recipe, *asked, "-o", recipe.parent / "one", "--json")
+    first = json.loads(done.stdout)
+    assert first["settings"]["arguments"] == asked
+    path = recipe.parent / "record.json"  # where its data is
+    path.write_bytes((recipe.parent / "one" / "record.json").read_bytes())
+    command = text.command(Record.load(path))
+    assert command.startswith("immunis audit record.json --attacks knn,ridge --methods probe")
+    again = run(*command.split()[1:], "-o", "two", "--json")
+    assert again.returncode == 0, again.stderr
+    second = json.loads(again.stdout)
+    assert second["settings"] == first["settings"]
+    scores = [
+        {n: row["score"] for of in f["figures"]["attacks"].values() for n, row in of.items()}
+        for f in (first, second)
+    ]
+    assert scores[0] == scores[1]
+    shown = render(Record.load(path))
+    assert command in shown and len(first["figures"]["models"]["probe"]["variants"]) == 2
+    for row in first["figures"]["models"]["probe"]["variants"]:
+        assert row["weights"] in shown.split("Weights (hash)")[1].split("</dd>")[0]
+    Record.load(path).with_settings(recipe={}).save(path)
+    refused = run("audit", path)
+    assert refused.returncode == 2 and "holds no recipe" in refused.stderr
+
+
+def test_a_record_of_a_defence_has_the_hash_of_its_weights(released):
+    found = released.record.figures["weights"]
+    assert found == state_digest(released.model) and found in render(released.record)
+
+
 def test_hardware_is_checked_before_anything_runs(run, recipe, tmp_path):
     done = run("immunize", recipe, "-o", tmp_path / "out", "--strategy", "horovod")
     assert done.returncode == 2
@@ -105,21 +206,51 @@ def test_hardware_is_checked_before_anything_runs(run, recipe, tmp_path):
 def test_kept_models_are_not_trained_again(recipe, tmp_path):
     chosen = load_recipe(recipe)
     data = chosen.tasks()
-    model = original(chosen, data)
-    first, told = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    model = Pipeline(chosen, data).original()
+    first, told = Pipeline(chosen, data, folder=tmp_path / "models").variants(
+        chosen.method, [model]
+    )
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "models").iterdir()}
-    second, again = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    second, again = Pipeline(chosen, data, folder=tmp_path / "models").variants(
+        chosen.method, [model]
+    )
     assert told == again and [row["step"] for row in told[1]["history"]][-1] == told[1]["steps"]
     assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path / "models").iterdir()}
     for file in (tmp_path / "models").glob("*.json"):
         file.unlink()
-    _, lost = variants(chosen, chosen.method, model, data, 2, folder=tmp_path / "models")
+    _, lost = Pipeline(chosen, data, folder=tmp_path / "models").variants(chosen.method, [model])
     assert lost == [None, None]
     for a, b in zip(first, second, strict=True):
         assert all(
             torch.equal(x, y)
-            for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+            for x, y in zip(
+                a.model.state_dict().values(), b.model.state_dict().values(), strict=True
+            )
         )
+    told = {**chosen.method, "tried": 7}  # says nothing of the network
+    Pipeline(chosen, data, folder=tmp_path / "models").variants(told, [model])
+    assert stamps.keys() >= set((tmp_path / "models").iterdir())
+
+
+def test_a_weight_is_searched_once_and_the_other_variants_take_it(recipe, tmp_path):
+    chosen = load_recipe(recipe)
+    chosen = dataclasses.replace(chosen, method={"name": "probe"}, training={"steps": 6})
+    data = chosen.tasks()
+    made = Pipeline(chosen, data, folder=tmp_path)
+    model = made.original()
+    _, told = made.variants(chosen.method, [model])
+    assert "weights_tried" in told[0] and "weights_tried" not in told[1]
+    count = len(told[0]["weights_tried"])
+    assert pipeline.tried({}, told) == count >= 2
+    assert pipeline.tried({"tried": 3}, told) == count + 2
+    assert pipeline.tried({}, [None]) == 1
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    weights = [
+        json.loads(path.read_text())["settings"]["weight"] for path in tmp_path.glob("*.json")
+    ]
+    assert len(weights) == 2 and weights[0] == weights[1]
+    made.variants(chosen.method, [model])
+    assert kept == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -127,12 +258,15 @@ def test_kept_models_are_not_trained_again(recipe, tmp_path):
     [
         ({"training": {"rat": 1}}, "did you mean 'rate'"),
         ({"training": {"steps": 1}, "model": {"init": "identity"}}, "training needs a network"),
-        ({"model": {"network": [4], "pretrained": True}}, "goes with timm"),
-        ({"model": {"timm": "resnet18", "network": [4]}}, "takes one of"),
+        ({"model": {"network": [4], "pretrained": True}}, "needs one of timm"),
+        ({"model": {"timm": "resnet18", "in_order": True}}, "how to read a checkpoint"),
+        ({"model": {"timm": "resnet18", "imagenet_head": True}}, "needs pretrained weights"),
+        ({"model": {"timm": "resnet18", "network": [4]}}, "needs exactly one of"),
         ({"method": {"name": "erase"}, "training": {"steps": 1}}, "trains no network"),
         ({"method": {"name": "probe", "training": 3}}, "must be a table"),
         ({"pretrain": {"epochs": -1.0}}, "epochs=-1.0"),
         ({"audit": {"space": {"rate": 3}}}, "must be a list"),
+        ({"audit": {"threshold": 70.0}}, r"\[audit\] threshold=70.0: expected"),
         ({"audit": {"methods": [{"name": "probe", "label": 3}]}}, "label"),
     ],
 )
@@ -155,7 +289,7 @@ def test_an_unknown_library_says_what_to_install(monkeypatch):
 @pytest.fixture(scope="module")
 def released():
     training = {"steps": 2, "batch": 32, "harmful_batch": 64, "evaluate": 1}
-    return immunize(small_net(), *tasks(), "probe", training=training)
+    return immunize(small_net(), *tasks(), "probe", training=training, weight=10.0)
 
 
 def test_weights_carry_what_made_them(released, tmp_path):
@@ -240,7 +374,9 @@ def test_the_model_card_escapes_what_a_user_supplies(released, tmp_path):
     assert "\nevil: yes" not in text
     assert "<script>" not in render(record).split("</head>")[1].split('type="application/json"')[0]
     export(released.model, released.record, tmp_path)
-    assert config(released.model) == {"architectures": ["Sequential"], "library": "torch"}
+    found = config(released.model)
+    assert found["architectures"] == ["Sequential"] and found["library"] == "torch"
+    assert "layers" in found
 
 
 @pytest.mark.parametrize("content", [b"", b"not weights", b"\x80\x04cos\nsystem\n"])
@@ -254,36 +390,32 @@ def test_weights_that_cannot_be_read(content, name, tmp_path):
 def test_changed_data_makes_new_defences(recipe, tmp_path):
     chosen = load_recipe(recipe)
     data = chosen.tasks()
-    model = original(chosen, data)
-    variants(chosen, chosen.method, model, data, 1, folder=tmp_path / "models")
+    model = Pipeline(chosen, data).original()
+    Pipeline(chosen, data, folder=tmp_path / "models").variants(chosen.method, [model])
     count = len(list((tmp_path / "models").glob("*.safetensors")))
     file = recipe.parent / "h.npz"
     arrays = dict(np.load(file))
     arrays["y_train"] = arrays["y_train"][::-1]
     np.savez(file, **arrays)
-    variants(chosen, chosen.method, model, chosen.tasks(), 1, folder=tmp_path / "models")
-    assert len(list((tmp_path / "models").glob("*.safetensors"))) == count + 1
+    Pipeline(chosen, chosen.tasks(), folder=tmp_path / "models").variants(chosen.method, [model])
+    assert len(list((tmp_path / "models").glob("*.safetensors"))) == 2 * count
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [
-        ('layers = ["9"]', "unknown layer '9'"),
-        ("depths = 40", "depths=40: the model has"),
-        ("held_out = 1e-4", "held_out=0.0001"),
-    ],
+    [('layers = ["9"]', "unknown layer '9'"), ("held_out = 1e-4", "held_out=0.0001")],
 )
 def test_what_the_network_does_not_have_is_told_before_pre_training(
     recipe, tmp_path, monkeypatch, capsys, line, says
 ):
     text = TOML.replace("[method]", '[pretrain]\nlayers = ["*"]\nsteps = 8\n[method]')
     wrong = ('layers = ["*"]\nsteps = 6', f"{line}\nsteps = 6")
-    if "depths" in line:
-        wrong = ('name = "probe"', f'name = "probe"\n{line}')
     recipe.write_text(text.replace(*wrong))
     monkeypatch.setattr(pipeline, "fit", lambda *_, **__: pytest.fail("pre-trained first"))
+    chosen = load_recipe(recipe)
+    described = Pipeline(chosen, chosen.tasks(), folder=tmp_path / "m")
     with pytest.raises(SettingsError, match=says):
-        pipeline.audit_recipe(load_recipe(recipe), models_folder=tmp_path / "m")
+        described.audit()
     monkeypatch.setattr(
         sys, "argv", ["immunis", "immunize", str(recipe), "-o", str(tmp_path / "o")]
     )
@@ -297,18 +429,18 @@ def test_a_network_that_no_map_folds_into_is_told_before_pre_training(recipe, mo
     pretrained = '[pretrain]\nlayers = ["*"]\nsteps = 8\n[method]\nname = "erase"\n'
     recipe.write_text(TOML[:start] + pretrained + TOML[end:])
     chosen = load_recipe(recipe)
-    pipeline.rehearse(chosen, [chosen.method], chosen.tasks())
+    Pipeline(chosen, chosen.tasks()).rehearse([chosen.method])
     monkeypatch.setattr(
         "immunis.recipes.recipe.cut",
         lambda *given: dataclasses.replace(cut(*given), last_linear=None),
     )
     with pytest.raises(InputError, match="not the output of a linear layer"):
-        pipeline.rehearse(chosen, [chosen.method], chosen.tasks())
+        Pipeline(chosen, chosen.tasks()).rehearse([chosen.method])
 
 
 def test_wandb_is_asked_for_before_anything_is_trained(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr(pipeline, "original", lambda *_, **__: pytest.fail("trained first"))
+    monkeypatch.setattr(Pipeline, "original", lambda *_, **__: pytest.fail("trained first"))
     command = ["immunize", str(recipe), "--wandb", "p", "--output", str(tmp_path / "o")]
     monkeypatch.setattr(sys, "argv", ["immunis", *command])
     with pytest.raises(SystemExit):
@@ -322,7 +454,7 @@ def test_pretraining_is_resumed(recipe, tmp_path, monkeypatch):
     )
     chosen = load_recipe(recipe)
     data = chosen.tasks()
-    whole = original(chosen, data)
+    whole = Pipeline(chosen, data).original()
 
     class KilledError(Exception):
         pass
@@ -332,9 +464,11 @@ def test_pretraining_is_resumed(recipe, tmp_path, monkeypatch):
             raise KilledError
 
     with pytest.raises(KilledError):
-        original(chosen, data, folder=tmp_path / "m", progress=kill)
+        Pipeline(chosen, data, folder=tmp_path / "m", progress=kill).original()
     seen = []
-    again = original(chosen, data, folder=tmp_path / "m", progress=lambda w, s: seen.append(s))
+    again = Pipeline(
+        chosen, data, folder=tmp_path / "m", progress=lambda w, s: seen.append(s)
+    ).original()
     assert min(seen) > 0.4
     for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(a, b)

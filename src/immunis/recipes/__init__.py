@@ -10,14 +10,14 @@ import dataclasses
 
 from immunis.attacks import GROUPS
 from immunis.methods import METHODS, Method
-from immunis.recipes.parse import bundled, check_recipe, load_recipe
+from immunis.recipes.checks import bundled, check_recipe, load_recipe
 from immunis.recipes.recipe import SOURCES, Recipe
 
 __all__ = ["Recipe", "bundled", "catalogue", "check_recipe", "load_recipe"]
 
 
 def catalogue() -> dict[str, list[dict[str, str]]]:
-    """What there is to choose from: methods with their settings, attacks, recipes, sources."""
+    """Return what there is to choose from: methods and settings, attacks, recipes, sources."""
 
     def settings(method: Method) -> str:
         kinds = {"": method.settings, "networks: ": method.network}
@@ -33,7 +33,7 @@ def catalogue() -> dict[str, list[dict[str, str]]]:
             for m in METHODS.values()
         ],
         "attacks": [
-            {"name": attack.name, "summary": attack.summary, "settings": group}
+            {"name": attack.name, "summary": attack.summary, "family": group}
             for group, attacks in GROUPS.items()
             for attack in attacks
         ],

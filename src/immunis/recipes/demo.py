@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,20 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from immunis.core.errors import RankWarning
-from immunis.core.jobs import one_thread
-from immunis.core.progress import Progress, silent
-from immunis.core.records import Record
-from immunis.core.thinning import log_steps
-from immunis.data.sources import Tasks, digits
+from immunis.core.jobs import Progress, silent
+from immunis.core.records import Record, log_steps
+from immunis.core.state import one_thread, quiet
+from immunis.data.sources import digits
+from immunis.data.task import Tasks
 from immunis.methods import METHODS
 from immunis.methods.immunize import immunize
-from immunis.theory.descent import line_search, norm_ratio_curve
 from immunis.theory.gram import as_extractor, gram
 from immunis.theory.measure import data_figures, measure, spectrum_figures
-from immunis.theory.rho import rho_of_gram
-from immunis.theory.ridge import ridge_probe
+from immunis.theory.probes import rho_of_gram, ridge_probe
 from immunis.theory.rir import relative_immunization_ratio
 from immunis.theory.scores import answers, score
+from immunis.theory.steps import line_search, norm_ratio_curve
 
 STEPS = (10, 100, 1000)
 CURVE = log_steps(STEPS[-1])
@@ -74,11 +72,10 @@ def demo(seed: int = 0, progress: Progress = silent) -> Record:
     """Measure, immunize with every linear method, probe; return one record of it all."""
     start, tasks = time.perf_counter(), digits(seed=seed)
     pair, identity = (tasks.primary, tasks.harmful), torch.eye(64, dtype=torch.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RankWarning)  # the record and the table hold ranks
+    with quiet(RankWarning):  # the record and the table hold ranks
         progress("measure", 0.0)
-        measured = measure(*pair)
-        original = immunize(identity, *pair, "erase", strength=1.0).record
+        measured = measure(*pair, progress=False)
+        original = immunize(identity, *pair, "erase", strength=1.0, progress=False).record
         rows: dict[str, Mapping[str, Any]] = {
             "no defence": {
                 **figures(identity, tasks),
@@ -96,6 +93,7 @@ def demo(seed: int = 0, progress: Progress = silent) -> Record:
             result = immunize(identity, *pair, method, seed=seed, progress=share, **settings)
             rows[label] = {
                 **figures(result.model, tasks),
+                "definition": result.record.figures["definition"],
                 "primary_accuracy": result.record.figures["primary_score"]["after"],
                 "exact_head": result.exact,
                 "seconds": result.record.seconds,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,19 +19,21 @@ from typing import Any
 import torch
 
 from immunis.attacks import ATTACKS, select
+from immunis.attacks.arrays import Samples, tensor
 from immunis.attacks.contract import Arena, Attack, NotApplicableError
+from immunis.attacks.halving import TOTAL
 from immunis.attacks.search import search, space_of
 from immunis.audits.audit import TRANSFER, Effort
-from immunis.audits.feature_cache import Reader, samples_of
+from immunis.audits.describe import Reader
+from immunis.audits.lineup import control_draws
+from immunis.audits.room import room_of
+from immunis.core.disk_arrays import Shelf
 from immunis.core.errors import ImmunisError
-from immunis.core.jobs import Job, sweep
-from immunis.core.progress import Progress, silent
-from immunis.data.sources import Tasks
-from immunis.recipes.pipeline import Table, configured, defended, original, tables_of
-from immunis.recipes.recipe import Recipe
-from immunis.report.format import Table as Printed
-from immunis.training.hardware import Hardware, device_of
-from immunis.training.settings import training_of
+from immunis.core.jobs import Job, Progress, sweep
+from immunis.core.state import quiet
+from immunis.recipes.pipeline import Pipeline, Table, configured, tables_of
+from immunis.report.markup import Table as Printed
+from immunis.training.settings import device_of, training_of
 
 LONG, SHORT = 1.0, 0.2  # seconds of a training pilot, and those that noise decides
 FEW = (4, 12)  # steps of the two pilots of whatever reports no progress
@@ -41,10 +42,11 @@ PEAK = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of ``ru_maxrss
 
 @dataclass
 class Estimate:
-    """Seconds by part, all seeds and settings included; peak bytes; parts that failed, and why."""
+    """Seconds by part, all seeds and settings included; bytes; parts that failed, and why."""
 
     parts: dict[str, float]
     notes: list[str] = field(default_factory=list)
+    disk: int = 0  # bytes of data and features that are mapped from files
     memory: int = field(default_factory=lambda: PEAK * getrusage(RUSAGE_SELF).ru_maxrss)
     device_memory: int = field(default_factory=torch.cuda.max_memory_allocated)
 
@@ -58,6 +60,8 @@ class Estimate:
         memory = f"{self.memory / 2**30:.1f} GiB of memory for each process"
         if self.device_memory:
             memory += f", {self.device_memory / 2**30:.1f} GiB on the accelerator"
+        if self.disk:
+            memory += f", {self.disk / 2**30:.1f} GiB of temporary files mapped into it"
         return " ".join([*self.notes, f"about {duration(sum(self.parts.values()))}; {memory}."])
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,47 +80,55 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
 
 
-def estimate_immunize(recipe: Recipe, tasks: Tasks, hardware: Hardware | None = None) -> Estimate:
+def estimate_immunize(pipeline: Pipeline) -> Estimate:
     """Estimate pre-training, and defending the model by the recipe's method."""
-    table = {recipe.method["name"]: recipe.method}
-    return Estimate(_training(recipe, table, tasks, hardware, seeds=1))
+    method = pipeline.recipe.method
+    return Estimate(_training(pipeline, {method["name"]: method}))
 
 
 def estimate_audit(
-    recipe: Recipe,
-    tasks: Tasks,
+    pipeline: Pipeline,
     attacks: str | Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     workers: int = 1,
-    hardware: Hardware | None = None,
 ) -> Estimate:
     """Estimate training the models of a recipe, and every attack on each of them."""
+    recipe, tasks = pipeline.recipe, pipeline.tasks
     chosen, preset = select(recipe.attacks if attacks is None else attacks)
-    own = {k: v for k, v in recipe.audit.items() if k not in ("methods", "attacks")}
-    effort, tables = Effort(**own), tables_of(recipe, methods)
-    parts, notes = _training(recipe, tables, tasks, hardware, effort.seeds), []
-    runs = effort.seeds * (len(tables) + 2)  # the original and the untrained control too
+    effort, tables = Effort(**recipe.effort), tables_of(recipe, methods)
+    parts, notes = _training(pipeline, tables, recipe.variants, recipe.originals), []
+    trained = [recipe.training_for(table) is not None for table in tables.values()]
+    variants = sum(recipe.variants if each else recipe.originals for each in trained)
+    bare = effort.seeds * control_draws(effort.seeds)
+    runs = effort.seeds * (variants + recipe.originals) + bare
     counts = Counter({attack.name: runs for attack in chosen})
-    counts["finetune_all"] += effort.seeds  # from scratch
+    counts["finetune_all"] += bare  # from scratch
     counts.update({name: len(tasks.transfer) * runs for name in TRANSFER if tasks.transfer})
-    samples, device = samples_of(tasks.attacker), device_of((hardware or Hardware()).device)
-    cut = recipe.cut(recipe.extractor(tasks.primary), tasks.primary).on(device)
-    data = samples.kind, samples.outputs, samples.train, samples.test
-    harmless = samples if tasks.transfer else None
-    budget = effort.budget or preset
-    arena = Arena(cut, *data, harmless=harmless, budget=budget, device=device)
-    reader = Reader(torch.from_numpy(samples.train.inputs[:2]))
-    for name, count in counts.items():
-        layers = ATTACKS[name].layers(cut)
-        try:
-            cache = {layer: reader.read("", cut, samples, layer) for layer in layers}
-            once = _attack(ATTACKS[name], replace(arena, cache=cache), effort)
-            parts[name] = once * count / workers
-        except NotApplicableError:
-            continue
-        except (ImmunisError, RuntimeError, ValueError) as error:
-            notes.append(f"{name} could not be timed: {error}")
-    return Estimate(parts, notes)
+    device = device_of(pipeline.hardware.device)
+    with Shelf() as shelf:
+        samples = Samples.of(tasks.attacker, shelf)
+        public = None if tasks.primary.test is None else Samples.of(tasks.primary, shelf)
+        read, inputs = shelf.size, room_of(tasks.attacker, tasks.primary, *tasks.transfer)
+        cut = recipe.cut(recipe.extractor(tasks.primary), tasks.primary).on(device)
+        data = samples.kind, samples.outputs, samples.train, samples.test
+        harmless = samples if tasks.transfer else None
+        arena = Arena(cut, *data, harmless=harmless, primary=public, device=device)
+        budget = preset.changed(effort.budget)
+        reader = Reader(tensor(samples.train.inputs[:2]), shelf)
+        for name, count in counts.items():
+            layers = ATTACKS[name].layers(cut)
+            try:
+                cache = {layer: reader.read("", cut, samples, layer) for layer in layers}
+                steps = budget.of(ATTACKS[name])
+                once = _attack(ATTACKS[name], replace(arena, cache=cache, budget=steps), effort)
+                parts[name] = once * count / workers
+            except NotApplicableError:
+                continue
+            except (ImmunisError, RuntimeError, ValueError) as error:
+                notes.append(f"{name} could not be timed: {error}")
+        models = variants + recipe.originals + bare
+        disk = inputs + models * (shelf.size - read)
+    return Estimate(parts, notes, disk)
 
 
 def estimate_jobs(jobs: Mapping[str, Job], workers: int = 1) -> Estimate:
@@ -127,11 +139,16 @@ def estimate_jobs(jobs: Mapping[str, Job], workers: int = 1) -> Estimate:
     return Estimate({kind: counts[kind] / workers * seconds for kind, seconds in once.items()})
 
 
+def estimate_runs(pipeline: Pipeline, runs: Mapping[str, Callable[[Progress], Any]]) -> Estimate:
+    """Estimate pre-training, and each run from the first share of its work that it reports."""
+    parts = _training(pipeline, {})
+    return Estimate(parts | {name: _pilot(run, 0) for name, run in runs.items()})
+
+
 def _timed(call: Callable[..., Any], *arguments: Any) -> float:
-    """Return the seconds of a call, its warnings unheard."""
+    """Return the seconds that a call takes; ignore its warnings."""
     began = time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         call(*arguments)
     return time.perf_counter() - began
 
@@ -154,44 +171,49 @@ def _extrapolated(timed: Callable[[int], float], steps: int) -> float:
 def _attack(attack: Attack, arena: Arena, effort: Effort) -> float:
     """Return the seconds of one search.
 
-    An attack that reads features tries its whole grid. Any other trains the network with its first
-    setting alone; the others are taken to cost the same.
+    A probe tries its whole grid, and further rates. An attack that trains the network does so with
+    its first setting alone; the others are taken to cost the same.
     """
     grid = space_of(attack, arena, effort.space)
     settings = effort.trials if effort.trials and grid else math.prod(map(len, grid.values()))
+    if attack.fine_tunes and effort.trials is None:
+        settings = min(settings, TOTAL)
 
     def timed(budget: int) -> float:
         short = replace(arena, budget=budget)
-        only = space_of(attack, short, effort.space)
-        if not arena.cache:
-            only = {name: values[:1] for name, values in only.items()}
-        return _timed(search, attack, short, None, only) / math.prod(map(len, only.values()))
+        space = space_of(attack, short, effort.space)
+        if attack.fine_tunes:
+            first = {name: values[:1] for name, values in space.items()}
+            return _timed(search, attack, short, None, first)
+        tries = math.prod(map(len, space.values()))
+        return _timed(search, attack, short, None, effort.space) / tries
 
     return settings * _extrapolated(timed, arena.budget)
 
 
 def _training(
-    recipe: Recipe, tables: Mapping[str, Table], tasks: Tasks, hardware: Hardware | None, seeds: int
+    pipeline: Pipeline, tables: Mapping[str, Table], variants: int = 1, originals: int = 1
 ) -> dict[str, float]:
     """Return the seconds of pre-training and of every defence, trained or solved."""
-    parts, model = {}, recipe.extractor(tasks.primary)
+    recipe, parts = pipeline.recipe, {}
+    model = recipe.extractor(pipeline.tasks.primary)
 
-    def defend(table: Table, hardware: Hardware | None, progress: Progress = silent) -> None:
-        defended(recipe, table, model, tasks, hardware=hardware, progress=progress)
+    def pilot(settings: Mapping[str, Any], call: Callable[[Pipeline], Any]) -> float:
+        evaluations = training_of(settings).evaluate
+        return _pilot(lambda progress: call(replace(pipeline, progress=progress)), evaluations)
 
     def solve(table: Table, steps: int, few: int) -> float:
-        return _timed(defend, {**table, "steps": few} if steps > 1 else table, None)
+        return _timed(pipeline.defended, {**table, "steps": few} if steps > 1 else table, model)
 
     if recipe.pretrain is not None:
-        count = training_of(recipe.pretrain).evaluate
-        parts["pre-training"] = _pilot(lambda p: original(recipe, tasks, hardware, None, p), count)
+        parts["pre-training"] = originals * pilot(recipe.pretrain, Pipeline.original)
     for label, table in tables.items():
         if (training := recipe.training_for(table)) is not None:
-            count = training_of(training).evaluate
-            parts[label] = seeds * _pilot(partial(defend, table, hardware), count)
+            defend = partial(Pipeline.defended, table=table, model=model)
+            parts[label] = variants * pilot(training, defend)
         else:
             steps = getattr(configured(table), "steps", 1)
-            parts[label] = _extrapolated(partial(solve, table, steps), steps)
+            parts[label] = originals * _extrapolated(partial(solve, table, steps), steps)
     return parts
 
 
