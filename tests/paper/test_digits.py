@@ -1,46 +1,35 @@
-"""MNIST's digits as tasks, in the directions that a pair uses."""
+"""MNIST's digits as tasks."""
 
 import numpy as np
 import pytest
-import torch
 
 from immunis import InputError
-from immunis.data.sources.digits import mnist_images, standardised
+from immunis.data.sources.digit_images import mnist_images
 from immunis.paper import digits
-from immunis.paper.measures import Pair
-from immunis.paper.rows import initial
-from immunis.theory.gram import gram_of
 
 
-def test_nothing_is_lost_in_the_joint_range(mnist_folder):
-    train = mnist_images(True, mnist_folder)
-    parts = [digits.digit_task(train, digit).images for digit in (0, 1)]
-    grams = [gram_of(torch.from_numpy(standardised(part))) for part in parts]
-    basis = digits.joint_basis(*grams)
-    assert 40 < basis.shape[1] < 60
-    inside = initial(basis.shape[1], 0)
-    null = torch.linalg.svd(basis, full_matrices=True)[0][:, basis.shape[1] :]
-    outside = torch.cat([basis, null], 1)  # θ on all pixels, whatever it does elsewhere
-    whole = outside @ torch.block_diag(inside, initial(null.shape[1], 1))
-    small = Pair(*(each.transform(basis) for each in grams)).ratios(inside)
-    large = Pair(*grams).ratios(whole)
-    assert small["honest"] == pytest.approx(large["honest"], rel=1e-5)
-    x = torch.from_numpy(standardised(parts[0]))
-    torch.testing.assert_close(digits.coordinates(parts[0], basis) @ basis.T, x, atol=1e-6, rtol=0)
+def test_the_paper_s_tasks_are_as_many_of_both_digits_drawn_by_the_seed(mnist_folder):
+    _, found = mnist_images(True, mnist_folder)
+    (p, zeros), (h, ones) = digits.paired_rows(found, "paper", (3, 7), 0)
+    assert len(p) == len(h) == min((found == 3).sum(), (found == 7).sum())
+    assert set(found[p]) == {3} and set(found[h]) == {7}
+    assert set(zeros) == {0} and set(ones) == {1}
+    assert len(set(p)) == len(p)
+    other = digits.paired_rows(found, "paper", (3, 7), 1)
+    assert p.tolist() != other[0][0].tolist()
 
 
 def test_the_binary_protocol_is_balanced_and_its_samples_are_apart(mnist_folder):
     train, test = (mnist_images(part, mnist_folder) for part in (True, False))
-    seen = []
-    for part in range(3):
-        images, labels = digits.against_rest(train, 3, part)
-        assert abs(int(labels.sum()) * 2 - len(labels)) <= 9
-        seen.append({image.tobytes() for image in images})
+    (p, _), (h, _) = digits.paired_rows(train[1], "binary", (3, 7), 0)
+    seen = [{*p.tolist()}, {*h.tolist()}, {*digits.against_rest(train[1], 7, 2)[0].tolist()}]
     assert not seen[0] & seen[1] | seen[0] & seen[2] | seen[1] & seen[2]
-    own, held_out = digits.against_rest(train, 3, 2), digits.against_rest(test, 3)
-    few = digits.attacker_samples(own, held_out, torch.eye(784).double(), 20, seed=0)
+    for part in range(3):
+        _, labels = digits.against_rest(train[1], 3, part)
+        assert abs(int(labels.sum()) * 2 - len(labels)) <= 9
+    few = digits.attacker_samples(train, test, 3, 20, seed=0)
     assert np.bincount(few.train.labels).tolist() == [10, 10]
-    assert len(few.test.labels) == len(held_out[1])
+    assert len(few.test.labels) == len(digits.against_rest(test[1], 3)[1])
 
 
 @pytest.mark.parametrize(

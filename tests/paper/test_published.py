@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from immunis.paper.published import compare, judge, printed
+from immunis.paper.published import compare, holds, printed, replicates
 from immunis.paper.rows import ROWS
 
 
@@ -37,44 +37,100 @@ def test_the_published_figures_are_those_of_the_paper():
 PRINTED = figures([20.0, 1.0], [0.2, 0.1], [100.0, 1.0])
 
 
+def spread(*values):
+    """Figures by factor; the second of a pair is what a second training makes of it."""
+    ends = [value if isinstance(value, tuple) else (value, value) for value in values]
+    return figures(*({"mean": m, "again": again, "values": [m]} for m, again in ends))
+
+
 @pytest.mark.parametrize(
-    ("released", "honest", "verdict", "says"),
+    ("found", "verdict", "says"),
     [
-        ((20, 0.2, 100), (24, 0.2, 120), "replicates", "holds under released and honest κ"),
-        ((50, 0.2, 250), (20, 10, 2), "replicates only with the released κ", "off: (ii), RIR"),
-        ((50, 0.2, 250), (900, 9, 100), "replicates only with the released κ", "off: (i), (ii)"),
-        ((900, 9, 100), (20, 0.2, 100), "does not replicate", "(i) 45 times, (ii) 45 times, RIR"),
-        ((0.4, 0.2, 2), (20, 0.2, 100), "does not replicate", "holds under honest κ"),
-        ((0.4, 0.2, 2), (0.6, 0.2, 3), "does not replicate", "holds under neither κ"),
-        ((20, 0.2, math.inf), (20, 0.2, math.nan), "does not replicate", "no finite figure"),
+        ((20, 0.2, 100), "yes", "(i) the same, (ii) the same, RIR the same"),
+        ((50, 0.2, 250), "yes", "(i) 2.5 times"),
+        ((900, 9, 100), "no", "(i) 45 times, (ii) 45 times, RIR the same"),
+        ((0.4, 0.2, 2), "no", "(i) 1/50"),
+        ((20, 0.2, (100, 1e9)), "not stable", "RIR the same"),
+        ((900, 0.2, (100, 1e9)), "no", "(i) 45 times"),
+        ((20, 0.2, math.inf), "no", "no finite figure"),
     ],
 )
-def test_a_verdict_weighs_both_factors_and_names_what_is_off(released, honest, verdict, says):
-    found = judge(PRINTED, {"released": figures(*released), "honest": figures(*honest)})
-    assert found["verdict"] == verdict
-    assert says in found["reason"]
+def test_a_row_replicates_if_both_factors_and_rir_do_with_the_released_kappa(found, verdict, says):
+    got, why = replicates(PRINTED, {"released": spread(*found)})
+    assert got == verdict and says in why
 
 
-def test_failed_runs_count_against_a_row():
-    good = {"ratios": {kind: figures(20, 0.2, 100) for kind in ("released", "honest")}}
+@pytest.mark.parametrize(
+    ("said", "rir", "verdict"),
+    [
+        (100.0, 12, "yes"),
+        (100.0, 2, "no"),
+        (2.0, 3, "yes"),
+        (2.0, 30, "no"),
+        (100.0, (9, 11), "not stable"),
+        (100.0, math.nan, "no"),
+    ],
+)
+def test_a_conclusion_holds_with_kappa_as_the_paper_defines_it(said, rir, verdict):
+    row = figures([20.0, 1.0], [0.2, 0.1], [said, 1.0])
+    got, why = holds(row, {"honest": spread(1, 1, rir)})
+    assert got == verdict
+    assert ("“RIR ≫ 1”" if said >= 10 else "“RIR not ≫ 1”") in why
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [([2, 11, 84, 27, 5], "in 3 of 5 seeds"), ([11, 12], "yes"), ([1, 2], "no")],
+)
+def test_one_large_seed_does_not_make_a_conclusion_hold(values, verdict):
+    rir = {"mean": sum(values), "again": sum(values), "values": values}
+    if verdict == "no":
+        rir |= {"mean": 1.5, "again": 1.5}
+    assert holds({"rir": [100.0, 1.0]}, {"honest": {"rir": rir}})[0] == verdict
+
+
+def cell(rir, draws=(), rerun=None):
+    factors = figures(1.0, 1.0, rir)
+    ratios = {"released": factors, "honest": factors, "rounding": figures(*[[rir, *draws]] * 3)}
+    found = {"ratios": ratios}
+    return found if rerun is None else {**found, "rerun": {"released": rerun, "honest": rerun}}
+
+
+def test_failed_runs_count_against_a_row_and_small_runs_say_nothing():
+    good = cell(100.0)
     bad, other = {"failed": "θ ran away"}, {"failed": "a rank was lost"}
-    assert judge(None, {})["verdict"] == compare(None, [(0, bad)])["verdict"] == "–"
+    assert compare(None, [(0, bad)])["replicates"] == "–"
     none = compare(PRINTED, [(0, bad), (1, other), (2, bad)])
-    assert (none["verdict"], none["reason"]) == ("does not replicate", "θ ran away")
+    assert (none["replicates"], none["holds"]) == ("no", "–")
+    assert none["reason"] == "3 of 3 runs failed: θ ran away"
     assert none["failed"] == none["runs"] == 3
     most = compare(PRINTED, [(0, good), (1, good), (2, bad)])
-    assert most["verdict"] == "replicates"
-    assert most["reason"].endswith("1 of 3 runs failed: θ ran away")
-    half = compare(PRINTED, [(0, good), (1, bad)])
-    assert half["verdict"] == "does not replicate" and half["failed"] == 1
+    assert most["holds"] == "yes" and "1 of 3 runs failed: θ ran away" in most["reason"]
+    small = compare(PRINTED, [(0, good)], tested=False)
+    assert small["replicates"] == small["holds"] == "not tested at the paper's setting"
 
 
 def test_a_figure_is_a_mean_over_pairs_with_its_deviation_over_seeds():
-    def cell(rir):
-        return {"ratios": {kind: figures(1, 1, rir) for kind in ("released", "honest")}}
-
     runs = [(0, cell(1.0)), (0, cell(3.0)), (1, cell(2.0)), (1, cell(6.0))]
     found = compare(None, runs)["honest"]["rir"]
     assert found["values"] == [2.0, 4.0] and found["median"] == 2.5
     assert (found["mean"], found["std"]) == (3.0, pytest.approx(math.sqrt(2)))
     assert math.isnan(compare(None, runs[:2])["honest"]["rir"]["std"])
+
+
+def test_the_range_of_a_figure_is_what_rounding_makes_of_its_mean():
+    runs = [(0, cell(1.0, [1.0, 9.0])), (1, cell(3.0, [3.0, 1.0]))]
+    found = compare(None, runs)
+    assert [found["released"]["rir"][end] for end in ("low", "high")] == [2.0, 5.0]
+    assert [found["honest"]["rir"][end] for end in ("low", "high", "again")] == [2.0] * 3
+    again = [(0, cell(1.0, rerun=figures(1.0, 1.0, 3.0))), (1, cell(3.0))]
+    assert compare(None, again)["honest"]["rir"]["again"] == 6.0  # three times the mean
+
+
+def test_rows_count_the_runs_that_meet_definition_31_and_that_rounding_moves():
+    runs = [(0, cell(4.0, [4.1])), (0, cell(2.0, [3.1])), (1, cell(5.0, [5.0]))]
+    for (_, run), (harmful, primary) in zip(runs, [(8, 2), (1.5, 0.75), (1, 0.2)], strict=True):
+        run["ratios"]["honest"] = figures(harmful, primary, harmful / primary)
+    found = compare(None, [*runs, (1, {"failed": "θ ran away"})])
+    assert found["definition"] == {"harmful": 2, "primary": 2}
+    assert found["moved"] == 1

@@ -1,4 +1,4 @@
-"""The paper's linear experiments, run again and set beside what it printed."""
+"""The paper's experiments, run again and set beside what it printed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from immunis.core.errors import SettingsError, unknown
-from immunis.core.files import release
-from immunis.core.hashing import key_of
+from immunis.core.files import key_of
 from immunis.core.jobs import HERE, Job, Run, sweep
 from immunis.core.records import Record
-from immunis.core.version import __version__
-from immunis.data.sources.house_prices import find_or_fetch
-from immunis.paper import house_prices, mnist
+from immunis.core.releases import release
+from immunis.data.sources.house_price_table import find_or_fetch
+from immunis.paper import deep_tables, house_prices, mnist
 from immunis.paper.figures import FIGURES
+from immunis.paper.provenance import code_digest, makers, signed
 from immunis.paper.published import printed
 from immunis.paper.tables import flat_table, tables_of
 
@@ -29,13 +29,15 @@ def settings_of(
     seeds: int | None = None,
     pairs: Sequence[tuple[int, int]] | None = None,
 ) -> Any:
-    """Return how much of an experiment to run; ``quick`` means one seed, and six digit pairs.
+    """Return how much of an experiment to run; ``quick`` means one seed, and two digit pairs.
 
     ``seeds`` replaces the paper's 5 (House Prices) or 3 (MNIST). ``pairs`` replaces MNIST's 90
-    pairs of (primary, harmful) digits, or the quick run's six.
+    pairs of (primary, harmful) digits, or the quick run's two.
     """
+    if experiment == "deep":
+        raise SettingsError("deep needs a network: use immunis.paper.deep.reproduce(pipeline).")
     if experiment not in EXPERIMENTS:
-        raise unknown("experiment", experiment, EXPERIMENTS)
+        raise unknown("experiment", experiment, [*EXPERIMENTS, "deep"])
     if pairs is not None and experiment != "mnist":
         raise SettingsError(f"pairs of digits are for mnist, not for {experiment}.")
     module = EXPERIMENTS[experiment]
@@ -45,7 +47,11 @@ def settings_of(
 
 
 def planned(
-    experiment: str, data: str | Path | None, settings: Any, fetch: bool = False
+    experiment: str,
+    data: str | Path | None,
+    settings: Any,
+    fetch: bool = False,
+    device: str = "cpu",
 ) -> tuple[dict[str, Job], Any, dict[str, Any]]:
     """Return the jobs that ``reproduce`` runs, their data, and what a record says of it."""
     if fetch and experiment != "house-prices":
@@ -53,8 +59,11 @@ def planned(
     if fetch:
         find_or_fetch(data, fetch=True)
     source, description = EXPERIMENTS[experiment].read(data)
-    jobs = EXPERIMENTS[experiment].jobs(source, settings)
-    keyed = {key_of(__version__, experiment, *parts, description): job for parts, job in jobs}
+    jobs = EXPERIMENTS[experiment].jobs(source, settings, device)
+    code = code_digest()
+    keyed = {
+        key_of(code, experiment, *parts, description): signed(job, device) for parts, job in jobs
+    }
     return keyed, source, description
 
 
@@ -73,7 +82,8 @@ def reproduce(
         data: folder with the data files; ``$IMMUNIS_DATA`` or ``~/.cache/immunis`` if left out.
         settings: from ``settings_of``; everything if left out.
         fetch: get House Prices from OpenML if no file is found; otherwise no network is used.
-        run: where jobs run; its folder keeps finished ones, to continue after an interruption.
+        run: where jobs run, and on which device the loop trains. Its folder keeps finished jobs,
+            to continue after an interruption.
 
     Raises:
         InputError: for data that is missing, damaged or not what the paper used.
@@ -81,8 +91,10 @@ def reproduce(
     """
     start, settings = time.perf_counter(), settings or settings_of(experiment)
     module = EXPERIMENTS[experiment]
-    jobs, source, description = planned(experiment, data, settings, fetch)
-    figures = module.figures(source, settings, list(sweep(jobs, run).values()))
+    jobs, source, description = planned(experiment, data, settings, fetch, run.device)
+    results = list(sweep(jobs, run).values())
+    figures = module.figures(source, settings, [result["found"] for result in results])
+    figures["made_by"] = makers(results)
     loop, table = dataclasses.asdict(module.LOOP), printed(experiment)["table"]
     used = {**dataclasses.asdict(settings), "loop": loop, "published": table, **module.FIXED}
     seconds = time.perf_counter() - start
@@ -94,12 +106,12 @@ def write(record: Record, folder: str | Path) -> list[Path]:
 
     Tables for people go to ``tables.md`` and ``tables.tex``, plain numbers to ``figures.csv``.
     """
-    made = tables_of(record)
+    made, flat = tables_of(record), deep_tables.flat_table if record.name == "deep" else flat_table
     files: dict[str, str | bytes] = {
         "record.json": record.to_file(),
         "tables.md": "\n\n".join(f"## {t.title}\n\n{t.markdown()}" for t in made) + "\n",
         "tables.tex": "\n\n".join(t.latex() for t in made) + "\n",
-        "figures.csv": flat_table(record).csv(),
+        "figures.csv": flat(record).csv(),
     }
     for name, draw in FIGURES[record.name].items():
         files |= {f"{name}.{kind}": draw(record, kind) for kind in ("png", "pdf")}

@@ -11,7 +11,7 @@ from immunis.paper.measures import KINDS, reached
 from immunis.paper.published import LARGE, printed
 from immunis.report import style
 from immunis.report.figures import OTHERS
-from immunis.report.style import MARKS, canvas, legend, rendered
+from immunis.report.style import MARKS, canvas, legend, plain, rendered
 from immunis.theory.spectrum import REFERENCE_SHIFT
 
 LOOKS: dict[str, dict[str, Any]] = {  # the identity in front; certified lies on the frontier
@@ -20,7 +20,13 @@ LOOKS: dict[str, dict[str, Any]] = {  # the identity in front; certified lies on
     "imma": {"color": style.BROWN, "linestyle": "-."},
     "opt_kappa": {"color": style.VIOLET, "linestyle": (0, (5, 1, 1, 1))},
     "opt_log_kappa": {"color": style.ORANGE},
+    "r_ill_with_loss": {"color": style.PURPLE, "linestyle": ":"},
+    "imma_released": {"color": style.BROWN, "linestyle": ":"},
+    "opt_kappa_released": {"color": style.VIOLET, "linestyle": ":"},
+    "opt_kappa_ones": {"color": style.ORANGE, "linestyle": "--"},
     "algorithm_1": {"color": style.BLUE},
+    "two_processes": {"color": style.BLUE, "linestyle": (0, (1, 2))},
+    "text_step": {"color": style.BLUE, "linestyle": (0, (1, 2))},
     "condition": {"color": style.SKY, "linestyle": (0, (8, 2))},
     "certified": {"color": style.GREY, "linewidth": 2.4, "linestyle": ":", "zorder": 4},
     "frontier": {"color": style.GREEN},
@@ -28,8 +34,13 @@ LOOKS: dict[str, dict[str, Any]] = {  # the identity in front; certified lies on
 }
 
 
+def _look(name: str) -> dict[str, Any]:
+    return LOOKS.get(name, {"color": style.GREY})  # a row of another version
+
+
 def _label(row: Mapping[str, Any], epochs: str) -> str:
-    return f"{row['label']}, {row['epochs']} {epochs}" if row.get("epochs") else row["label"]
+    label = f"{row['label']}, {row['epochs']} {epochs}" if row.get("epochs") else row["label"]
+    return plain(label)
 
 
 def _last_rows(part: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -46,7 +57,7 @@ def norm_ratio(record: Record, kind: str = "png") -> bytes:
     for axis, task in zip(axes, ("primary", "harmful"), strict=True):
         for name, curve in last.items():
             label = _label(curve, "epochs")
-            axis.plot(list(found["steps"]), list(curve[task]), label=label, **LOOKS[name])
+            axis.plot(list(found["steps"]), list(curve[task]), label=label, **_look(name))
         axis.set_title(f"{task} task", fontsize=10)
         axis.set_xscale("symlog", linthresh=1)
         axis.set_xlabel("probing step (exact line search)")
@@ -67,7 +78,7 @@ def floor_and_ceiling(record: Record, kind: str = "png") -> bytes:
         places = range(1, len(values) + 1)
         left.plot(places[:rank], values[:rank], ".", color=colour, label=f"{task}: rank {rank}")
         left.plot(places[rank:], values[rank:], "x", color=colour, label=f"{task}: rounding noise")
-    left.axhline(REFERENCE_SHIFT, color="#888888", linestyle="--", linewidth=1.2)
+    left.axhline(REFERENCE_SHIFT, color=style.GREY, linestyle="--", linewidth=1.2)
     left.text(2, 1.6 * REFERENCE_SHIFT, "what the released κ divides by", fontsize=8)
     left.set(yscale="log", xlabel="index", ylabel="|eigenvalue| of the Gram matrix of the inputs")
     left.legend(fontsize=8)
@@ -78,7 +89,7 @@ def floor_and_ceiling(record: Record, kind: str = "png") -> bytes:
     right.plot(base["primary"], base["harmful"], "k*", markersize=11, label="identity")
     for mark, (name, row) in zip(MARKS * 2, _last_rows(record.figures).items(), strict=False):
         where = [row["honest"][task]["mean"] * base[task] for task in ("primary", "harmful")]
-        right.plot(*where, mark, color=LOOKS[name]["color"], label=_label(row, "ep."))
+        right.plot(*where, mark, color=_look(name)["color"], label=_label(row, "ep."))
     ylabel = "κ_H (honest); dashed: RIR = 1"
     right.set(xscale="log", yscale="log", xlim=ends, xlabel="κ_P (honest)", ylabel=ylabel)
     right.set_title("solid line: the most without the free directions", fontsize=9)
@@ -94,17 +105,16 @@ def path(record: Record, kind: str = "png") -> bytes:
     labels = {row["method"]: row["label"] for row in record.figures["rows"]}
     for axis, which in zip(axes, KINDS, strict=True):
         for name, curve in record.figures["path"].items():
-            colour = LOOKS[name]["color"]
-            axis.plot(curve["epochs"], curve[which], color=colour, label=labels[name])
+            axis.plot(curve["epochs"], curve[which], label=plain(labels[name]), **_look(name))
         for name in ("r_ill", "opt_log_kappa", "algorithm_1"):
             rir = said[name.replace("log_", "")]["rir"][0]
-            axis.axhline(rir, color=LOOKS[name]["color"], linestyle=":", linewidth=1.2)
+            axis.axhline(rir, color=_look(name)["color"], linestyle=":", linewidth=1.2)
         for epochs in record.settings["epochs"]:
-            axis.axvline(epochs, color="#bbbbbb", linewidth=0.8, zorder=0)
+            axis.axvline(epochs, color=style.PALE, linewidth=0.8, zorder=0)
         axis.set(xscale="log", yscale="log", xlabel="epochs of the released loop")
         axis.set_title(f"{which} κ", fontsize=10)
         axis.grid(alpha=0.2)
-    axes[0].set_ylabel("RIR (dotted: published)")
+    axes[0].set_ylabel("RIR (level lines: published)")
     legend(figure, axes[0])
     return rendered(figure, record, kind)
 
@@ -122,11 +132,11 @@ def overview(record: Record, kind: str = "png") -> bytes:
     figure = canvas(9.8, 0.8 + 0.42 * (len(rows) + 1))
     left, right = figure.subplots(1, 2, sharey=True)
     places = range(len(rows) + 1)
-    for shift, which, colour in ((0.2, "released", "#9ecae1"), (-0.2, "honest", "#1f77b4")):
+    for shift, which, colour in ((0.2, "released", style.SKY), (-0.2, "honest", style.BLUE)):
         values = [*(row[which]["rir"][rir] for row in rows), 1.0]
         where = [place + shift for place in places]
         left.barh(where, values, height=0.36, left=0, color=colour, label=f"RIR, {which} κ")
-    left.axvline(1, color="#888888", linewidth=0.8)
+    left.axvline(1, color=style.GREY, linewidth=0.8)
     left.set(xscale="log", xlabel="mean RIR over the seeds" if house else "median RIR over pairs")
     names = [_label(row, "ep.") for row in rows]
     left.set_yticks(list(places), [*names, "identity (no defence)"], fontsize=8)
@@ -155,11 +165,11 @@ def heat_maps(record: Record, kind: str = "png") -> bytes:
     from matplotlib.colors import TwoSlopeNorm
 
     found = record.figures["protocols"]["paper"]
-    rows = {row["name"]: row for row in found["rows"]}
+    rows = {row["method"]: row for row in found["rows"]}
     figure = canvas(2.3 * len(found["maps"]) + 0.9, 5.6)
     axes = figure.subplots(2, len(found["maps"]), squeeze=False)
     norm = TwoSlopeNorm(math.log(LARGE), 0, 3 * math.log(LARGE))
-    colours = matplotlib.colormaps["RdBu"].with_extremes(bad="#d9d9d9")
+    colours = matplotlib.colormaps["RdBu"].with_extremes(bad=style.PALE)
     for line, which in enumerate(KINDS):
         for axis, (name, maps) in zip(axes[line], found["maps"].items(), strict=True):
             image = axis.imshow(np.array(maps[which], float), cmap=colours, norm=norm)
@@ -169,7 +179,7 @@ def heat_maps(record: Record, kind: str = "png") -> bytes:
                 title += f", {len(found['pairs']) - count['pairs']} without θ"
             if line == 0:
                 run = f"{row['epochs']} epochs of {row['step']}" if row["epochs"] else "closed form"
-                title = f"{row['label']}\n{run}\n{title}"
+                title = f"{plain(row['label'])}\n{run}\n{title}"
             axis.set_title(title, fontsize=8)
             axis.set_xticks(range(10), [str(d) for d in range(10)], fontsize=6)
             axis.set_yticks(range(10), [str(d) for d in range(10)], fontsize=6)

@@ -12,27 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import nn
 
-from immunis.audits.feature_cache import chance_of, samples_of
-from immunis.core.errors import RankWarning
+from immunis.attacks.arrays import Samples
+from immunis.core.errors import InputError, NumericalError, RankWarning
 from immunis.core.jobs import Job
+from immunis.core.records import log_steps
 from immunis.core.settings import require, whole
-from immunis.core.thinning import log_steps
-from immunis.data.sources.common import Tasks
-from immunis.data.sources.house_prices import SHA256, find_or_fetch, released_split
+from immunis.core.state import quiet
+from immunis.data.sources.house_price_table import SHA256, find_or_fetch, released_split
+from immunis.data.task import Tasks
 from immunis.paper import released_loop
-from immunis.paper.measures import Pair, attack, paid
+from immunis.paper.measures import KINDS, Pair, attack, paid, ratios
 from immunis.paper.published import compare, printed
-from immunis.paper.rows import CLOSED, IDENTITY, ROWS, run_method
-from immunis.theory.descent import norm_ratio_curve
-from immunis.theory.frontier import whiten
+from immunis.paper.released_loop import Side
+from immunis.paper.rows import CLOSED, IDENTITY, ROWS, solved, trained
+from immunis.theory.frontier import ceiling, whiten
 from immunis.theory.gram import as_extractor, gram
-from immunis.theory.measure import data_figures
+from immunis.theory.measure import RIDGE, data_figures
+from immunis.theory.spectrum import quiet_spectrum
+from immunis.theory.steps import norm_ratio_curve
 
 LOOP = released_loop.Settings()
 PATH = (1, 2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 700)  # epochs to measure on the way
-FIXED = {"deterministic": [n for n, row in ROWS.items() if not row.seeded and n != IDENTITY]}
+NAMES = [name for name in ROWS if name != "text_step"]  # House Prices has one step size
+FIXED = {"draws": 20}  # perturbations of every final layer
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,11 @@ class Settings:
         rising = all(a < b for a, b in pairwise((0, *self.epochs)))
         require(bool(self.epochs) and rising, f"epochs={self.epochs}: expected rising numbers.")
 
+    @property
+    def whole_table(self) -> bool:
+        """Whether the runs are as many as those of the paper's table."""
+        return self.seeds >= 5
+
 
 QUICK = Settings(seeds=1)
 
@@ -68,44 +78,79 @@ def read(data: str | Path | None) -> tuple[Tasks, dict[str, Any]]:
     return tasks, {"file": file, **used}
 
 
-def jobs(tasks: Tasks, settings: Settings) -> Iterator[tuple[tuple[Any, ...], Job]]:
+def jobs(
+    tasks: Tasks, settings: Settings, device: str = "cpu"
+) -> Iterator[tuple[tuple[Any, ...], Job]]:
     """Yield one job for each method and seed, after what decides its result besides the data."""
     same = {k: v for k, v in dataclasses.asdict(settings).items() if k != "seeds"}
-    for name in ROWS:
+    for name in NAMES:
         for seed in range(settings.seeds):
-            job = Job(run_seed, (name, seed, settings, tasks), f"{name}: seed {seed}")
+            job = Job(run_seed, (name, seed, settings, tasks, device), f"{name}: seed {seed}")
             yield (name, seed, same), job
 
 
-def run_seed(name: str, seed: int, settings: Settings, tasks: Tasks) -> dict[str, Any]:
+def run_seed(
+    name: str, seed: int, settings: Settings, tasks: Tasks, device: str = "cpu"
+) -> dict[str, Any]:
     """Return what one method finds with one seed; a cell has both κ, the attacks and the curves.
 
-    A method without random numbers meets the attackers of the seed all the same.
+    A method without random numbers meets the attackers of the seed all the same. A trained one runs
+    once more from a start that differs by rounding.
     """
-    pair, samples = Pair(gram(tasks.primary), gram(tasks.harmful)), samples_of(tasks.attacker)
-    both, kept = {"primary": tasks.primary, "harmful": tasks.harmful}, log_steps(settings.curve)
+    pair, samples = _pair(tasks), Samples.of(tasks.attacker)
+    before, kept = pair.kappas(), log_steps(settings.curve)
+    found: dict[str, Any] = {"method": name, "seed": seed, "path": [], "cells": {}}
 
-    def more(theta: Tensor) -> dict[str, Any]:
-        curves = {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RankWarning)  # ranks are in the record
-            for role, task in both.items():
-                curve = norm_ratio_curve(gram(task, as_extractor(theta)), settings.curve)
-                curves[role] = curve[kept].tolist()
-        return {"attacks": attack(theta, samples, settings.budget, seed), "norm_ratio": curves}
+    def keep(epoch: int, layer: nn.Linear, again: bool) -> None:
+        final = epoch in (CLOSED, *settings.epochs)
+        cell = found["cells"].setdefault(str(epoch), {}) if final else {}
+        try:
+            factors = ratios(before, pair.kappas(layer, FIXED["draws"]))
+        except NumericalError as error:
+            cell["lost" if again else "failed"] = str(error)
+            return
+        if again:
+            cell["rerun"] = factors
+            return
+        found["path"].append([epoch, *(factors[kind]["rir"] for kind in KINDS)])
+        if final:
+            cell |= {"ratios": factors, "norm_ratio": _curves(tasks, layer, settings.curve, kept)}
+            cell["attacks"] = attack(layer, samples, settings.budget, seed)
 
-    stops = set(settings.epochs)
-    if ROWS[name].objective:  # one run passes them all
-        stops |= {mark for mark in PATH if mark < settings.epochs[-1]}
-    path, cells = run_method(
-        name, pair, (tasks.primary, tasks.harmful), LOOP, sorted(stops), settings.epochs, seed, more
-    )
-    return {"method": name, "seed": seed, "path": path, "cells": cells}
+    row, both = ROWS[name], (tasks.primary, tasks.harmful)
+    if row.objective:
+        stops = sorted({*settings.epochs, *(m for m in PATH if m < settings.epochs[-1])})
+        tensors = (task.train.tensors() for task in both)
+        primary, harmful = (Side(x, [torch.arange(len(x))] * 2, [y] * 2) for x, y in tensors)
+        for index, epoch, layer in trained(row, primary, harmful, LOOP, stops, seed, 1, device):
+            keep(epoch, layer.cpu(), index == 1)
+        return found
+    grams = gram(tasks.primary), gram(tasks.harmful)
+    for epoch in settings.epochs if row.seeded else (CLOSED,):
+        try:
+            keep(epoch, solved(row, both, grams, LOOP, epoch, seed), False)
+        except (InputError, NumericalError) as error:
+            found["cells"][str(epoch)] = {"failed": str(error)}
+    return found
+
+
+def _pair(tasks: Tasks) -> Pair:
+    return Pair(tasks.primary.train.tensors()[0], tasks.harmful.train.tensors()[0])
+
+
+def _curves(
+    tasks: Tasks, layer: nn.Linear, steps: int, kept: Sequence[int]
+) -> dict[str, list[float]]:
+    """Return the norm ratio (eq. 10) of probing both tasks, at the steps to keep."""
+    with quiet(RankWarning):  # ranks are in the record
+        both = {"primary": tasks.primary, "harmful": tasks.harmful}
+        grams = {role: gram(task, as_extractor(layer)) for role, task in both.items()}
+        return {role: norm_ratio_curve(g, steps)[kept].tolist() for role, g in grams.items()}
 
 
 def figures(tasks: Tasks, settings: Settings, results: Sequence[Any]) -> dict[str, Any]:
     """Return the figures of the pair, the rows of the table and the curves."""
-    chance, said = chance_of(samples_of(tasks.attacker)), printed("house-prices")["methods"]
+    chance, said = Samples.of(tasks.attacker).chance, printed("house-prices")["methods"]
     paths: dict[str, list[Any]] = {}
     cells: dict[tuple[str, int], list[tuple[int, Any]]] = {}  # by method and epochs, with the seed
     for result in results:
@@ -125,20 +170,43 @@ def figures(tasks: Tasks, settings: Settings, results: Sequence[Any]) -> dict[st
                 for role in ("primary", "harmful")
             }
         if name != IDENTITY:
-            compared = compare(said.get(row.said), found if row.seeded else found[:1], "diverged")
-            compared |= {"diverged": compared["failed"], "attacks": costs.get((name, epochs), {})}
+            cells_of = found if row.seeded else found[:1]
+            compared = compare(said.get(row.said), cells_of, settings.whole_table)
+            compared["attacks"] = costs.get((name, epochs), {})
             rows.append({"method": name, **head, **compared})
-    pair = Pair(gram(tasks.primary), gram(tasks.harmful))
-    spectra = {"primary": pair.primary.spectrum, "harmful": pair.harmful.spectrum}
-    eigenvalues = {role: each.eigenvalues.tolist() for role, each in spectra.items()}
-    kappa_m = whiten(spectra["primary"], spectra["harmful"]).condition_number
     return {
-        "pair": {**pair.figures(), "eigenvalues": eigenvalues, "kappa_m": kappa_m},
+        "pair": _pair_figures(tasks),
         "rows": rows,
         "identity": costs[IDENTITY, CLOSED],
         "chance": chance,
         "norm_ratio": {"steps": log_steps(settings.curve), "curves": curves},
-        "path": {name: _mean_path(paths[name]) for name, row in ROWS.items() if row.objective},
+        "path": {name: _mean_path(paths[name]) for name in NAMES if ROWS[name].objective},
+    }
+
+
+def _pair_figures(tasks: Tasks) -> dict[str, Any]:
+    """Return what a record keeps of the inputs: both κ, their rank, the ceiling, eigenvalues."""
+    grams, pair = (gram(tasks.primary), gram(tasks.harmful)), _pair(tasks)
+    spectra = quiet_spectrum(grams[0]), quiet_spectrum(grams[1])
+    sides = [
+        {
+            "released": side.floor(1.0, FIXED["draws"]),
+            "released_tenfold": side.floor(10.0, FIXED["draws"]),
+            "honest": side.honest(),
+            "rank": spectra[index].rank,
+            "dimension": spectra[index].dimension,
+            "samples": grams[index].samples,
+        }
+        for index, side in enumerate((pair.primary, pair.harmful))
+    ]
+    values = [each.eigenvalues.tolist() for each in spectra]
+    return {
+        **dict(zip(("primary", "harmful"), sides, strict=True)),
+        "ceiling": ceiling(*grams),
+        "ridge_ceiling": ceiling(*grams, RIDGE),
+        "free_directions": spectra[1].free_directions(spectra[0]),
+        "eigenvalues": dict(zip(("primary", "harmful"), values, strict=True)),
+        "kappa_m": whiten(*spectra).condition_number,
     }
 
 

@@ -1,9 +1,9 @@
-"""What an extractor θ is worth on a task pair: both condition numbers, and what attackers reach.
+"""What a linear layer is worth on a task pair: both condition numbers, and what attackers reach.
 
-*Released* is the κ of the paper's code (``reference_condition_number``). *Honest* is σ_max over
-the smallest non-zero singular value, with the rank of the inputs, which an invertible θ keeps.
-Two attackers are cheap enough for a sweep: the paper's own gradient descent with exact line
-search, and ridge regression, which no conditioning can slow.
+*Released* is the κ of the paper's code (``reference_condition_number``). *Honest* is eq. 1: σ_max
+over the smallest non-zero singular value, with the rank that the inputs give, which an invertible
+layer keeps. Two attackers are cheap enough for a sweep: the paper's own gradient descent with exact
+line search, and ridge regression, which no conditioning can slow.
 """
 
 from __future__ import annotations
@@ -14,96 +14,134 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from immunis.attacks.contract import Arena, Samples
+from immunis.attacks.arrays import Samples, array_of
+from immunis.attacks.contract import Arena
 from immunis.attacks.search import run_attack
-from immunis.audits.feature_cache import array_of
-from immunis.audits.statistics import last_points, stopped, summarise
+from immunis.audits.statistics.cost import add_costs, last_points, stopped
 from immunis.core.errors import NumericalError
-from immunis.models.find_head import cut
-from immunis.theory.frontier import ceiling
-from immunis.theory.gram import Gram, symmetric
-from immunis.theory.measure import RIDGE
+from immunis.models.find_cut import cut
+from immunis.theory.gram import gram_of
 from immunis.theory.rir import rir
-from immunis.theory.spectrum import eigh, quiet_spectrum, reference_condition_number
+from immunis.theory.spectrum import quiet_spectrum, reference_condition_number
 
 KINDS = ("released", "honest")
 DESCENT, CLOSED_FORM = ATTACKS = ("gd_line_search", "ridge")
+ROUNDING = 1e-15  # relative size of the errors that must not change a figure
+Ratios = dict[str, dict[str, Any]]
 
 
-class Side:
-    """The Gram matrix K of one task's inputs, with everything its κ needs."""
+def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """Return the layer ``x ↦ Wx + b``."""
+    outputs, inputs = weight.shape
+    layer = nn.Linear(inputs, outputs, bias is not None, device=weight.device)
+    layer.weight = nn.Parameter(weight.double(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.double(), requires_grad=False)
+    return layer.eval()
 
-    def __init__(self, gram: Gram) -> None:
-        self.gram, self.spectrum = gram, quiet_spectrum(gram)
-        self.released = reference_condition_number(gram.matrix())  # κ as the released code gives it
+
+def shaken(values: Tensor, seed: int) -> Tensor:
+    """Return values with random relative errors of the size of rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(values.shape, generator=generator, dtype=torch.float64)
+    return values * (1 + ROUNDING * noise.to(values))
+
+
+class Inputs:
+    """The inputs X (n×D) of one task."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.given, self.x = x, x.double()
 
     @cached_property
-    def factor(self) -> Tensor:
-        """L with ``K = LLᵀ``, one column for each non-zero eigenvalue."""
-        values, vectors = eigh(self.gram.matrix())
-        rank = self.spectrum.rank
-        return vectors[:, :rank] * values[:rank].sqrt()
+    def rank(self) -> int:
+        """The rank of X, which an invertible layer keeps."""
+        return quiet_spectrum(gram_of(self.given.cpu())).rank
 
-    def figures(self) -> dict[str, Any]:
-        """Return what a record keeps of the inputs."""
-        return {
-            "released": self.released,
-            "released_tenfold": reference_condition_number(100 * self.gram.matrix()),
-            "honest": self.spectrum.condition_number,
-            "relative_error": self.spectrum.relative_error,
-            "rank": self.spectrum.rank,
-            "dimension": self.spectrum.dimension,
-            "samples": self.gram.samples,
-        }
+    @cached_property
+    def affine_rank(self) -> int:
+        """The rank of features of a layer with a bias: that of X with a column of ones."""
+        given = self.given.cpu()
+        whole = quiet_spectrum(gram_of(torch.cat([given, torch.ones_like(given[:, :1])], 1)))
+        return min(given.shape[1], whole.rank)
 
-    def kappas(self, theta: Tensor) -> dict[str, tuple[float, float]]:
-        """Return κ(K) and κ(θᵀKθ): released, honest."""
-        root = theta.T @ self.factor  # θᵀKθ = root·rootᵀ, and root has twice the digits
-        sigma = torch.linalg.svdvals(root)
-        if not float(sigma[-1]) > 0:
-            raise NumericalError("θ is singular on a task's own directions: κ is infinite.")
-        released = self.released, reference_condition_number(symmetric(root @ root.T))
-        honest = self.spectrum.condition_number, float(sigma[0] / sigma[-1]) ** 2
-        return {"released": released, "honest": honest}
+    def released(self, layer: nn.Linear | None = None) -> float:
+        """Return κ of the features' Gram matrix as the released code computes it."""
+        z = self.x if layer is None else layer(self.x)
+        return reference_condition_number(z.T @ z)
+
+    def floor(self, size: float, draws: int) -> dict[str, float]:
+        """Return the released κ of ``size`` times the inputs, and its range under rounding."""
+        near = [self.x, *(shaken(self.x, k) for k in range(draws))]
+        found = [Inputs(size * x).released() for x in near]
+        return {"median": float(np.median(found)), "low": min(found), "high": max(found)}
+
+    def honest(self, layer: nn.Linear | None = None) -> float:
+        """Return κ of eq. 1, from the singular values of the features themselves."""
+        z = self.x if layer is None else layer(self.x)
+        sigma = torch.linalg.svdvals(torch.linalg.qr(z, mode="r").R.cpu())
+        affine = layer is not None and layer.bias is not None
+        smallest = float(sigma[(self.affine_rank if affine else self.rank) - 1])
+        if not smallest > 0:
+            raise NumericalError("the layer is singular on a task's own directions: κ is infinite.")
+        return (float(sigma[0]) / smallest) ** 2
 
 
 class Pair:
     """A primary and a harmful task."""
 
-    def __init__(self, primary: Gram, harmful: Gram) -> None:
-        self.primary, self.harmful = Side(primary), Side(harmful)
+    def __init__(self, primary: Tensor, harmful: Tensor) -> None:
+        self.primary, self.harmful = Inputs(primary), Inputs(harmful)
 
-    def figures(self) -> dict[str, Any]:
-        """Return what a record keeps of the pair: both κ, the ceiling RIR*, free directions."""
-        grams = self.primary.gram, self.harmful.gram
+    def kappas(self, layer: nn.Linear | None = None, draws: int = 0) -> dict[str, Any]:
+        """Return κ of both tasks, primary first: honest, released, and released under rounding.
+
+        ``rounding`` has a pair for the layer and for each of ``draws`` perturbations of it, and
+        ``released`` has their medians: a rounding error that turns up seldom does not decide it.
+
+        Raises:
+            NumericalError: if the layer is not finite, or singular where a task has features.
+        """
+        both, layers = (self.primary, self.harmful), [layer]
+        if layer is not None:
+            if not all(bool(values.isfinite().all()) for values in layer.parameters()):
+                raise NumericalError("the layer is no longer finite.")
+            own = list(layer.parameters())
+            layers += [linear(*(shaken(values, k) for values in own)) for k in range(draws)]
+        rounding = [[side.released(each) for side in both] for each in layers]
         return {
-            "primary": self.primary.figures(),
-            "harmful": self.harmful.figures(),
-            "ceiling": ceiling(*grams),
-            "ridge_ceiling": ceiling(*grams, RIDGE),
-            "free_directions": self.harmful.spectrum.free_directions(self.primary.spectrum),
+            "honest": [side.honest(layer) for side in both],
+            "released": np.median(rounding, axis=0).tolist(),
+            "rounding": rounding,
         }
 
-    def ratios(self, theta: Tensor) -> dict[str, dict[str, float]]:
-        """Return factors (i) and (ii) and RIR of θ against the inputs, by κ (paper, eq. 9)."""
-        harmful, primary = self.harmful.kappas(theta), self.primary.kappas(theta)
-        found = {}
-        for kind in KINDS:
-            ratio = rir(primary=primary[kind], harmful=harmful[kind])
-            found[kind] = {"harmful": ratio.harmful, "primary": ratio.primary, "rir": ratio.value}
-        return found
+
+def ratios(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ratios:
+    """Return factors (i) and (ii) and RIR by kind of κ (paper, eq. 9), from ``Pair.kappas``.
+
+    ``rounding`` holds those of the layer and of every perturbation, as lists.
+    """
+
+    def factors(old: Sequence[float], new: Sequence[float]) -> dict[str, float]:
+        found = rir(primary=(old[0], new[0]), harmful=(old[1], new[1]))
+        return {"harmful": found.harmful, "primary": found.primary, "rir": found.value}
+
+    result: Ratios = {kind: factors(before[kind], after[kind]) for kind in KINDS}
+    near = [factors(before["released"], each) for each in after["rounding"]]
+    return result | {"rounding": {f: [each[f] for each in near] for f in result["honest"]}}
 
 
-def attack(theta: Tensor, samples: Samples, budget: int, seed: int) -> dict[str, Any]:
-    """Run both attacks on the features ``xᵀθ`` and return their outcomes by name."""
+def attack(layer: nn.Linear, samples: Samples, budget: int, seed: int) -> dict[str, Any]:
+    """Run both attacks on the layer's features and return their outcomes by name."""
     train, test = (torch.from_numpy(d.inputs).double() for d in (samples.train, samples.test))
+    layer = layer.cpu()
     arena = Arena(
-        cut(theta, train[:2], name="θ"),
+        cut(layer, train[:2], name="the layer"),
         **vars(samples),
-        cache={"": (array_of(train @ theta), array_of(test @ theta))},
-        extraction_flops=2.0 * theta.numel(),
+        cache={"": (array_of(layer(train)), array_of(layer(test)))},
+        extraction_flops=2.0 * layer.weight.numel(),
         budget=budget,
         seed=seed,
     )
@@ -120,13 +158,17 @@ def paid(
     """
     found: dict[Any, dict[str, Any]] = {name: {} for name in outcomes}
     for which in ATTACKS:
-        runs = {name: [run[which] for run in repeats] for name, repeats in outcomes.items()}
-        for name, row in summarise(runs, original, "", chance).items():
-            if row["status"] != "done":
-                found[name][which] = {"status": row["status"], "reason": row["reason"]}
-                continue
-            scores, curve = row["score"]["values"], []
-            for step, points in last_points([stopped(run["curve"]) for run in runs[name]]):
+        curves, rows = {}, dict[Any, dict[str, Any]]()
+        for name, repeats in outcomes.items():
+            runs = [run[which] for run in repeats]
+            if bad := [run for run in runs if run["status"] != "done"]:
+                found[name][which] = {"status": bad[0]["status"], "reason": bad[0]["reason"]}
+            else:
+                curves[name], rows[name] = [stopped(run["curve"]) for run in runs], {}
+        add_costs(rows, curves, original, chance)
+        for name, row in rows.items():
+            scores, curve = [of[-1]["score"] for of in curves[name]], []
+            for step, points in last_points(curves[name]):
                 middle = _middle([point["score"] for point in points])
                 curve.append({"steps": step, **{k: round(v, 4) for k, v in middle.items()}})
             found[name][which] = {

@@ -5,34 +5,47 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from immunis.core.errors import InputError, NumericalError
 from immunis.core.jobs import Job
 from immunis.core.settings import require, whole
-from immunis.data.sources.digits import SHA256, check_apart, mnist_hashes, mnist_images
+from immunis.data.sources.digit_images import (
+    SHA256,
+    check_apart,
+    mnist_hashes,
+    mnist_images,
+    standardised,
+)
 from immunis.data.task import Task
 from immunis.paper import digits, released_loop
-from immunis.paper.digits import ATTACKER, DEFENDER, PRIMARY, DigitTask, Labelled, against_rest
-from immunis.paper.measures import ATTACKS, KINDS, Pair, attack, paid
+from immunis.paper.digits import Images, paired_rows
+from immunis.paper.measures import ATTACKS, KINDS, Pair, attack, paid, ratios
 from immunis.paper.published import LARGE, compare, printed
-from immunis.paper.rows import IDENTITY, ROWS, run_method
+from immunis.paper.released_loop import Side
+from immunis.paper.rows import CLOSED, IDENTITY, ROWS, solved, trained
+from immunis.theory.frontier import ceiling
+from immunis.theory.gram import gram
+from immunis.theory.spectrum import quiet_spectrum
 
-LOOP = released_loop.Settings(
-    step=5e-3, lambda_primary=1.0, lambda_harmful=5e7, ridge_harmful=1e-7, loss="logistic"
+LOOP = released_loop.Settings(  # table 4 and the released configuration
+    step=1e-3, lambda_primary=1.0, lambda_harmful=5e7, ridge_harmful=1e-7, loss="logistic", width=28
 )
-FIXED = {"deterministic": ["frontier", "erase"], "loop_dtype": "float32"}
+PATH = (1, 3, 5, 10, 20)  # epochs of Algorithm 1 to measure on the way
+TRAINED = ("r_ill", "imma", "opt_kappa", "opt_log_kappa", "algorithm_1", "text_step")
+SOLVED = ("frontier", "erase")
+FIXED = {"draws": 3}  # perturbations of every final layer
 PROTOCOLS = ("paper", "binary")
-Images = tuple[Labelled, Labelled]  # training and test
+STACK = 45  # runs that train at once on an accelerator
+Pairs = tuple[tuple[int, int], ...]
 Runs = Sequence[Mapping[str, Any]]
 
 
@@ -40,12 +53,9 @@ Runs = Sequence[Mapping[str, Any]]
 class Settings:
     """How much to run."""
 
-    pairs: tuple[tuple[int, int], ...] = tuple(itertools.permutations(range(10), 2))
+    pairs: Pairs = tuple(itertools.permutations(range(10), 2))
     seeds: int = 3  # repeats in the paper's protocol, each with its own start, sample and batches
-    binary_seeds: int = 1  # repeats in the binary protocol
-    epochs: int = 5  # of the loop at step 0.005, and steps of IMMA; the paper has 30
-    plain_seeds: int = 1  # repeats of plain Opt κ in the paper's protocol
-    table_seeds: int = 1  # repeats of Algorithm 1 with the table's own step and 30 epochs
+    epochs: int = 30
     attack_rows: int = 1000  # labelled images an attacker holds
     budget: int = 200  # steps an attacker may take
 
@@ -54,33 +64,20 @@ class Settings:
         require(bool(self.pairs), "pairs=(): expected at least one pair of digits.")
         for primary, harmful in self.pairs:
             check_apart([primary], [harmful])
-        least = dict.fromkeys(("seeds", "binary_seeds", "epochs", "budget"), 1)
-        for name, bound in {**least, "plain_seeds": 0, "table_seeds": 0, "attack_rows": 20}.items():
+        for name, bound in {"seeds": 1, "epochs": 1, "budget": 1, "attack_rows": 20}.items():
             whole(getattr(self, name), name, bound)
+
+    @property
+    def whole_table(self) -> bool:
+        """Whether the runs are those of the paper's table."""
+        return len(self.pairs) == 90 and self.seeds >= 3 and self.epochs == 30
 
 
 SIX = ((3, 7), (7, 3), (0, 1), (1, 0), (4, 9), (5, 8))
-QUICK = Settings(SIX, 1, epochs=1, plain_seeds=0, table_seeds=0, attack_rows=500, budget=20)
+QUICK = Settings(SIX[:2], 1, epochs=1, attack_rows=500, budget=20)
 
 
-class Line(NamedTuple):
-    """A row to make: its name in records, the method, its step size, and the epochs to stop at."""
-
-    name: str
-    method: str
-    step: float | None = None
-    epochs: tuple[int, ...] = ()
-
-
-TABLE = Line("algorithm_1_table", "algorithm_1", 1e-3, (1, 3, 5, 10, 20, 30))  # the paper's own
-CLOSED = [Line(name, name) for name in FIXED["deterministic"]]
-
-
-def _lines(settings: Settings, *names: str) -> list[Line]:
-    return [Line(name, name, LOOP.step, (settings.epochs,)) for name in names]
-
-
-def read(data: str | Path | None) -> tuple[Images, dict[str, Any]]:
+def read(data: str | Path | None) -> tuple[tuple[Images, Images], dict[str, Any]]:
     """Return the training and test images of the four idx files, and a record's ``data``."""
     hashes = mnist_hashes(data)
     strange = [name for name, found in hashes.items() if found != SHA256[name]]
@@ -92,152 +89,216 @@ def read(data: str | Path | None) -> tuple[Images, dict[str, Any]]:
     return images, {"sha256": hashes, "as_expected": not strange}
 
 
-def jobs(images: Images, settings: Settings) -> Iterator[tuple[tuple[Any, ...], Job]]:
-    """Yield one job for each protocol, pair and seed, after what decides its result.
+def jobs(
+    images: tuple[Images, Images], settings: Settings, device: str = "cpu"
+) -> Iterator[tuple[tuple[Any, ...], Job]]:
+    """Yield the jobs after what decides their results; those of the paper's protocol come first.
 
-    Every pair comes once before any comes again, so an early stop leaves a whole table.
+    A job solves the closed forms of one pair, or trains one method on some pairs at once. In the
+    binary protocol Algorithm 1 alone is trained, on six pairs.
     """
-    train, test = images
-    extent = ("pairs", "seeds", "binary_seeds", "plain_seeds", "table_seeds")  # how many runs
-    same = {k: v for k, v in dataclasses.asdict(settings).items() if k not in extent}
-    task = cache(partial(digits.digit_task, train))  # once for all pairs of a digit
-    attacker = cache(lambda h: (against_rest(train, h, ATTACKER), against_rest(test, h)))
-    both = list(itertools.product(settings.pairs, PROTOCOLS))
-    plan: list[tuple[str, str, tuple[int, int], int | None, list[Line]]] = [
-        (f"{protocol}, closed form", protocol, pair, None, CLOSED) for pair, protocol in both
-    ]  # what draws no random numbers
-    drawn = _lines(settings, "r_ill", "imma", "opt_log_kappa", "algorithm_1")
-    seeds = {"paper": settings.seeds, "binary": settings.binary_seeds}
-    for seed in range(max(seeds.values())):
-        plan += [(name, name, pair, seed, drawn) for pair, name in both if seed < seeds[name]]
-    plain = _lines(settings, "opt_kappa")
-    for pair in settings.pairs:
-        table = range(settings.table_seeds)
-        plan += [("30 epochs", "paper", pair, seed, [TABLE]) for seed in table]
-        plan += [("Opt κ", "paper", pair, seed, plain) for seed in range(settings.plain_seeds)]
-    for kind, protocol, (p, h), number, lines in plan:
-        tasks, own = (task(p), task(h)), None
-        if protocol == "binary":
-            tasks, own = (task(p, PRIMARY), task(h, DEFENDER)), attacker(h)
-        arguments = (protocol, (p, h), number, lines, settings, tasks, own)
-        yield (*arguments[:4], same), Job(run_pair, arguments, f"{kind}: {p} against {h}")
+    same = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("pairs", "seeds")}
+    stack = 1 if device == "cpu" else STACK
+    few = tuple(pair for pair in SIX if pair in settings.pairs)
+    trained = {"paper": (TRAINED, settings.pairs), "binary": (("algorithm_1",), few)}
+    for protocol, seed in itertools.product(PROTOCOLS, range(settings.seeds)):
+        if protocol == "binary" and seed:
+            continue
+        for pair in settings.pairs:
+            label = f"{protocol}, closed form: {pair[0]} against {pair[1]}"
+            job = Job(run_solved, (protocol, pair, seed, settings, images, device), label)
+            yield (protocol, pair, seed, same), job
+        names, pairs = trained[protocol]
+        chunks = [pairs[i : i + stack] for i in range(0, len(pairs), stack)]
+        for name, chunk in itertools.product(names, chunks):
+            first = f"{chunk[0][0]} against {chunk[0][1]}"
+            label = f"{protocol}, {ROWS[name].label}: {len(chunk)} from {first}"
+            arguments = (protocol, name, chunk, seed, settings, images, device)
+            yield (*arguments[:4], same), Job(run_trained, arguments, label)
 
 
-def run_pair(
+def run_solved(
     protocol: str,
     pair: tuple[int, int],
-    seed: int | None,
-    lines: Sequence[Line],
+    seed: int,
     settings: Settings,
-    both: tuple[DigitTask, DigitTask],
-    attacker: tuple[Labelled, Labelled] | None,
+    images: tuple[Images, Images],
+    device: str,
+) -> list[dict[str, Any]]:
+    """Measure the identity, which is a pair's inputs, and the closed forms."""
+    drawn = paired_rows(images[0][1], protocol, pair, seed)
+    inputs = [torch.from_numpy(standardised(images[0][0][rows])).float() for rows, _ in drawn]
+    one, two = (Task((x, labels)) for x, (_, labels) in zip(inputs, drawn, strict=True))
+    measures, grams = Pair(inputs[0].to(device), inputs[1].to(device)), (gram(one), gram(two))
+    found = []
+    for name in (IDENTITY, *SOLVED):
+        try:
+            layer = solved(ROWS[name], (one, two), grams, LOOP, CLOSED, seed).to(device)
+            cell = _cell(layer, measures, protocol, pair, settings, images)
+        except (InputError, NumericalError) as error:  # InputError: one label, nothing to erase
+            cell = {"failed": str(error)}
+        found.append(_run(protocol, name, pair, seed) | cell)
+    if seed == 0:
+        spectra = [quiet_spectrum(each) for each in grams]
+        found[0]["figures"] = {
+            "ceiling": ceiling(*grams),
+            "free_directions": spectra[1].free_directions(spectra[0]),
+            "ranks": [each.rank for each in spectra],
+        }
+    return found
+
+
+def _run(protocol: str, method: str, pair: tuple[int, int], seed: int) -> dict[str, Any]:
+    return {"protocol": protocol, "method": method, "pair": list(pair), "seed": seed, "path": []}
+
+
+def _cell(
+    layer: nn.Linear,
+    measures: Pair,
+    protocol: str,
+    pair: tuple[int, int],
+    settings: Settings,
+    images: tuple[Images, Images],
 ) -> dict[str, Any]:
-    """Run some methods on one pair; without a seed, measure the pair and the identity too."""
-    start, drawn, samples = time.perf_counter(), seed or 0, None
-    basis = digits.joint_basis(both[0].gram, both[1].gram)
-    measures = Pair(*(task.gram.transform(basis) for task in both))
-    tasks, rng = [], np.random.default_rng(drawn)
-    for images, labels, _ in both:  # in float32, their rows paired as in the released code
-        count = min(len(task.images) for task in both)
-        rows = np.sort(rng.choice(len(images), count, replace=False))
-        inputs = digits.coordinates(images[rows], basis).float()
-        tasks.append(Task((inputs, torch.from_numpy(labels[rows]))))
-    if attacker is not None:
-        samples = digits.attacker_samples(*attacker, basis, settings.attack_rows, drawn)
+    """Return both κ of a final layer, and what attackers of the binary protocol reach."""
+    found: dict[str, Any] = {"kappas": measures.kappas(layer, FIXED["draws"])}
+    if protocol == "binary":
+        samples = digits.attacker_samples(*images, pair[1], settings.attack_rows, 0)
+        found["attacks"] = attack(layer, samples, settings.budget, 0)
+    return found
 
-    def more(theta: torch.Tensor) -> dict[str, Any]:
-        return {"attacks": attack(theta, samples, settings.budget, drawn)} if samples else {}
 
-    methods = {}
-    for name, method, step, epochs in [Line(IDENTITY, IDENTITY), *lines] if seed is None else lines:
-        loop = dataclasses.replace(LOOP, step=step or LOOP.step)
-        path, cells = run_method(
-            method, measures, (tasks[0], tasks[1]), loop, epochs, epochs[-1:], drawn, more
+def run_trained(
+    protocol: str,
+    name: str,
+    pairs: Pairs,
+    seed: int,
+    settings: Settings,
+    images: tuple[Images, Images],
+    device: str,
+) -> list[dict[str, Any]]:
+    """Train one method on some pairs at once and measure each.
+
+    In the paper's protocol the first seed runs once more from a start that differs by rounding.
+    """
+    again = protocol == "paper" and seed == 0
+    runs = [*pairs, *(pairs if again else ())]
+    path = PATH if name == "algorithm_1" and again else ()
+    marks = [*(mark for mark in path if mark < settings.epochs), settings.epochs]
+    pixels = torch.from_numpy(standardised(images[0][0])).float().to(device)
+    drawn = [paired_rows(images[0][1], protocol, pair, seed) for pair in runs]
+    sides = []
+    for tasks in zip(*drawn, strict=True):  # the primary ones of all runs, then the harmful ones
+        rows, labels = zip(*tasks, strict=True)
+        sides.append(
+            Side(pixels, *([torch.from_numpy(v) for v in each] for each in (rows, labels)))
         )
-        (cell,) = cells.values()
-        methods[name] = {"path": path, **cell}
-    return {
-        "protocol": protocol,
-        "pair": list(pair),
-        "seed": seed,
-        "methods": methods,
-        "figures": measures.figures() if seed is None else {},
-        "seconds": time.perf_counter() - start,
-    }
+    primary, harmful = sides
+    found = [_run(protocol, name, pair, seed) for pair in pairs]
+    reruns = len(runs) - len(pairs)
+    for index, epoch, layer in trained(
+        ROWS[name], primary, harmful, LOOP, marks, seed, reruns, device
+    ):
+        run, rerun = found[index % len(pairs)], index >= len(pairs)
+        rows_p, rows_h = (side.rows[index].to(device) for side in sides)
+        measures = Pair(pixels[rows_p], pixels[rows_h])
+        try:
+            if rerun and epoch == settings.epochs:
+                run["rerun"] = measures.kappas(layer)
+            elif epoch == settings.epochs:
+                run |= _cell(layer, measures, protocol, runs[index], settings, images)
+            elif not rerun:
+                run["path"].append([epoch, measures.kappas(layer)])
+        except NumericalError as error:
+            run["lost" if rerun else "failed"] = str(error)
+    return found
 
 
-def figures(images: Any, settings: Settings, results: Runs) -> dict[str, Any]:
+def figures(images: Any, settings: Settings, results: Sequence[Any]) -> dict[str, Any]:
     """Return rows, maps, ceilings and attackers of both protocols, and the path of Algorithm 1."""
-    names = ("r_ill", "imma", "opt_kappa", "opt_log_kappa", "algorithm_1")
-    lines = [*_lines(settings, *names), TABLE, *CLOSED]
+    runs = list(itertools.chain.from_iterable(results))
+    inputs = {_place(run): run for run in runs if run["method"] == IDENTITY}
+    points = []
+    for run in runs:
+        before = inputs[_place(run)]["kappas"]
+        if "kappas" in run:
+            run["ratios"] = ratios(before, run["kappas"])
+        if "rerun" in run:
+            run["rerun"] = ratios(before, run["rerun"])
+        if run["path"]:
+            path = [*run["path"], *([[settings.epochs, run["kappas"]]] if "kappas" in run else ())]
+            for epoch, kappas in path:
+                each = ratios(before, kappas)
+                short = [float(f"{each[kind]['rir']:.5g}") for kind in KINDS]
+                points.append([*run["pair"], run["seed"], epoch, *short])
     said = {"paper": printed("mnist")["methods"], "binary": {}}
-    points = [
-        [*run["pair"], run["seed"], epochs, *(float(f"{rir:.5g}") for rir in ratios)]
-        for run in results
-        for epochs, *ratios in run["methods"].get(TABLE.name, {}).get("path", [])
-    ]
     return {
         "protocols": {
-            protocol: _protocol([r for r in results if r["protocol"] == protocol], lines, found)
-            for protocol, found in said.items()
+            protocol: _protocol(
+                [run for run in runs if run["protocol"] == protocol], settings, said[protocol]
+            )
+            for protocol in PROTOCOLS
         },
-        "path": {"step": TABLE.step, "points": points},
-        "core_seconds": sum(run["seconds"] for run in results),
+        "path": {"step": LOOP.step, "points": points},
     }
 
 
-def _protocol(runs: Runs, lines: Sequence[Line], said: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the rows that any run holds, their maps, and the figures of all pairs."""
-    rows, maps, pairs = [], {}, {}
-    for name, method, step, epochs in lines:
-        cells = [(run, run["methods"][name]) for run in runs if name in run["methods"]]
-        if not cells:
+def _place(run: Mapping[str, Any]) -> tuple[Any, ...]:
+    return run["protocol"], run["seed"], *run["pair"]
+
+
+def _protocol(runs: Runs, settings: Settings, said: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the rows, their maps, and the figures of all pairs."""
+    rows, maps = [], {}
+    by_method = {name: [r for r in runs if r["method"] == name] for name in ROWS}
+    originals = {_place(run): run for run in by_method[IDENTITY]}
+    for name in (*TRAINED, *SOLVED):
+        row, own = ROWS[name], by_method[name]
+        if not own:
             continue
-        row = compare(said.get(ROWS[method].said), [(run["seed"], cell) for run, cell in cells])
-        if "honest" in row:
-            maps[name] = {kind: _map(cells, kind) for kind in KINDS}
-            row["successes"] = {kind: _count(maps[name][kind]) for kind in KINDS}
-        row |= {"name": name, "method": method, "label": ROWS[method].label, "step": step}
-        row["epochs"] = epochs[-1] if epochs else None
-        rows.append({**row, "attacks": _attacked(runs, name)})
-    for run in sorted((run for run in runs if run["seed"] is None), key=itemgetter("pair")):
-        found = run["figures"]
-        sides = [found["primary"], found["harmful"]]
-        pairs["{} {}".format(*run["pair"])] = {
-            **{key: found[key] for key in ("ceiling", "ridge_ceiling", "free_directions")},
-            "kappa": [side[kind] for side in sides for kind in KINDS],
-            "ranks": [side["rank"] for side in sides],
-            "dimension": sides[0]["dimension"],
+        cells = [(run["seed"], run) for run in own]
+        found = compare(said.get(row.said), cells, settings.whole_table)
+        if "honest" in found:
+            maps[name] = {kind: _map(own, kind) for kind in KINDS}
+            found["successes"] = {kind: _count(maps[name][kind]) for kind in KINDS}
+        step, epochs = (row.loop(LOOP).step, settings.epochs) if row.objective else (None, None)
+        found |= {"method": name, "label": row.label, "step": step, "epochs": epochs}
+        rows.append(found | {"attacks": _attacked(own, originals)})
+    pairs = {
+        "{} {}".format(*run["pair"]): {
+            **run["figures"],
+            "kappa": [run["kappas"][kind][side] for side in (0, 1) for kind in KINDS],
         }
-    return {"rows": rows, "maps": maps, "pairs": pairs, "identity": _attacked(runs, IDENTITY)}
+        for run in by_method[IDENTITY]
+        if "figures" in run
+    }
+    attacked = _attacked(by_method[IDENTITY], originals)
+    return {"rows": rows, "maps": maps, "pairs": pairs, "identity": attacked}
 
 
-def _map(cells: Sequence[tuple[Any, Any]], kind: str) -> list[list[float | None]]:
+def _map(runs: Runs, kind: str) -> list[list[float | None]]:
     """Return log RIR by primary and harmful digit, mean over seeds; None where there is none."""
     found: dict[tuple[int, ...], list[float]] = {}
-    for run, cell in cells:
-        if "ratios" in cell:
-            found.setdefault(tuple(run["pair"]), []).append(math.log(cell["ratios"][kind]["rir"]))
+    for run in runs:
+        if "ratios" in run:
+            found.setdefault(tuple(run["pair"]), []).append(math.log(run["ratios"][kind]["rir"]))
     means = {pair: round(float(np.mean(values)), 4) for pair, values in found.items()}
     return [[means.get((p, h)) for h in range(10)] for p in range(10)]
 
 
 def _count(cells: Sequence[Sequence[float | None]]) -> dict[str, int]:
-    """Count the pairs that succeed: RIR of at least ten, and (the weakest reading) above one."""
+    """Count the pairs with a figure, and those that succeed: RIR of at least ten."""
     known = [value for line in cells for value in line if value is not None]
-    large, above = sum(v >= math.log(LARGE) for v in known), sum(v > 0 for v in known)
-    return {"pairs": len(known), "large": large, "above_one": above}
+    return {"pairs": len(known), "large": sum(value >= math.log(LARGE) for value in known)}
 
 
-def _attacked(runs: Runs, name: str) -> dict[str, Any]:
+def _attacked(runs: Runs, originals: Mapping[Any, Any]) -> dict[str, Any]:
     """Return what each attack reaches over the pairs: mean accuracy by step, and its cost."""
-    inputs = {tuple(r["pair"]): r["methods"][IDENTITY] for r in runs if IDENTITY in r["methods"]}
     each = []
     for run in runs:
-        found = run["methods"].get(name, {})
-        if "attacks" in found:
-            both = {IDENTITY: [inputs[tuple(run["pair"])]["attacks"]], name: [found["attacks"]]}
-            each.append(paid(both, IDENTITY, 0.5)[name])
+        if "attacks" in run:
+            both = {False: [originals[_place(run)]["attacks"]], True: [run["attacks"]]}
+            each.append(paid(both, False, 0.5)[True])
     summary = {}
     for which in ATTACKS:
         good = [row[which] for row in each if "score" in row[which]]

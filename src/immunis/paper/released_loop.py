@@ -1,40 +1,67 @@
-"""The paper's training loop as its released code runs it, with the baselines that share it.
+"""The paper's training loop as its released code runs it, many runs at once.
 
-The loop draws mini-batches of paired rows, steps with Adam, and multiplies the gradients of the
-regularizers by an inverse Gram matrix. It differs from Algorithm 1 as printed in three ways, kept
-on purpose (``methods/condition.py`` is the corrected version):
+The loop draws mini-batches of paired rows and steps with Adam, in float64. Features are
+``Z = XWᵀ + 1bᵀ``; the gradients of the regularizers with respect to W pass an inverse Gram matrix.
+It differs from Algorithm 1 as printed in these ways, kept on purpose (``methods/condition.py`` is
+the corrected version):
 
-* the inverse multiplies the outputs of θ, not its inputs;
+* the inverse multiplies the outputs of W, not its inputs, and not the gradient of b;
 * a batch has fewer rows than features, so σ_min in R_ill is the noise floor 10⁻⁶ and drops out:
-  ``R_ill = 2D/‖S‖²_F``, which falls as the *norm* of the harmful features grows;
-* k in R_ill is D, not the rank.
+  ``R_ill = 2K/‖S‖²_F``, which falls as the *norm* of the harmful features grows;
+* K is the last axis of the inputs: 79 on House Prices, 28 (not 784) on images of 28×28 pixels.
 
-A batch of b rows has a Hessian of rank b. Every gradient therefore follows from the b×b matrix
-``ZZᵀ``, without a D×D decomposition, which makes a sweep over MNIST affordable.
+The released file ``utils/train_imagenet.py`` has a class ``ImmuLoss`` that nothing in the tree
+imports. Its loss types are objectives here. They keep the primary loss, take no inverse, and K is
+the width of the features.
+
+``released_pulls`` has the gradients of the regularizers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_type_hints
+from typing import Literal, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
 
-from immunis.core.errors import InputError, NumericalError
+from immunis.core.errors import InputError
 from immunis.core.settings import check, require_least
-from immunis.theory.spectrum import eigh
+from immunis.paper.released_pulls import (
+    ill_pull,
+    kappa_pull,
+    log_kappa_pull,
+    printed_inverse,
+    well_pull,
+)
 
-Objective = Literal["algorithm_1", "r_ill", "opt_kappa", "opt_log_kappa"]
+IMMU_LOSS = ("r_ill_with_loss", "imma_released", "opt_kappa_released")  # class ImmuLoss
+Objective = Literal[
+    "algorithm_1", "r_ill", "imma", "opt_kappa", "opt_log_kappa",
+    "r_ill_with_loss", "imma_released", "opt_kappa_released",
+]  # fmt: skip
+INNER_STEPS, INNER_STEP = 30, 1e-4  # of IMMA: the only inner loop in the released files has these
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one run; λ weighs a regularizer, a ridge is added to the Gram to be inverted.
+    """Settings of the loop; the defaults are the released configuration for House Prices.
 
-    The objective is the three terms of Algorithm 1, λ_H·R_ill alone, ``κ(H_P) − κ(H_H)``, or the
-    same of log κ, which the released function for κ returns. The loss is the primary task's.
+    Attributes:
+        objective: the loss and both regularizers; λ_H·R_ill; IMMA; ``κ(H_P) − κ(H_H)`` of the
+            batch; or the same of log κ, which the released function for κ returns. The others are
+            the loss types ``max_only``, ``imma`` and ``kappa`` of ``ImmuLoss``: the primary loss
+            plus λ_H·R_ill; minus the harmful loss of the same head; plus
+            ``λ_P·log κ(H_P) + λ_H/log κ(H_H)``.
+        lambda_primary: weight of R_well.
+        lambda_harmful: weight of R_ill.
+        ridge_primary: added to the primary Gram matrix before it is inverted.
+        ridge_harmful: the same for the harmful one.
+        width: K of both regularizers.
+        bias: whether the layer has one.
+        processes: share the rows of an epoch, take a batch each, and average their gradients.
     """
 
     objective: Objective = "algorithm_1"
@@ -45,6 +72,9 @@ class Settings:
     ridge_harmful: float = 1.0
     loss: Literal["squared", "logistic"] = "squared"
     batch: int = 64  # an incomplete last batch is dropped
+    width: int = 79
+    bias: bool = True
+    processes: int = 1
 
     def __post_init__(self) -> None:
         """Check types and ranges."""
@@ -52,108 +82,210 @@ class Settings:
         require_least(self, 0, "step", "ridge_primary", "ridge_harmful", above=True)
         require_least(self, 0, "lambda_primary", "lambda_harmful")
         require_least(self, 2, "batch")
+        require_least(self, 1, "width", "processes")
 
 
-def ill_pull(z: Tensor) -> Tensor:
-    """``∂R_ill(ZᵀZ)/∂Z`` with σ_min = 0 and k = D: ``−(2/D)·R_ill²·ZZᵀZ``, R_ill = 2D/‖ZZᵀ‖²."""
-    small = z @ z.T
-    value = 2 * z.shape[1] / small.double().square().sum()
-    return ((-2 / z.shape[1] * value**2) * small.double()).to(z) @ z
+class Start(NamedTuple):
+    """The first weights of a run: W (outputs × inputs), b, and both heads ω and w (D each)."""
+
+    weight: Tensor
+    bias: Tensor
+    omega: Tensor
+    probe: Tensor
 
 
-def spectral_pull(z: Tensor, objective: Objective) -> Tensor:
-    """Return the gradient at Z of what an objective makes of ``ZᵀZ``, by the n×n matrix ``ZZᵀ``.
+def initial(dimension: int, seed: int) -> Start:
+    """Return W and b as ``nn.Linear`` draws them, uniform within ``±1/√D``, and normal heads."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = torch.rand(dimension + 1, dimension, generator=generator, dtype=torch.float64)
+    heads = torch.randn(2, dimension, generator=generator, dtype=torch.float64)
+    weight = (2 * layer - 1) / math.sqrt(dimension)
+    return Start(weight[1:], weight[0], *heads)
 
-    With its eigenvalues σ₁ ≥ … ≥ σ_n and eigenvectors a₁, …, a_n:
 
-    * ``algorithm_1``, R_well: ``(2σ₁a₁a₁ᵀ − (2/D)·ZZᵀ)·Z``;
-    * ``opt_kappa``, κ over the batch's n non-zero σ: ``2(a₁a₁ᵀ/σ_n − (σ₁/σ_n²)·a_n a_nᵀ)·Z``;
-    * ``opt_log_kappa``, log κ as released, σ_min a floor that does not move: ``2a₁a₁ᵀZ/σ₁``.
+class Side(NamedTuple):
+    """One task of all runs: inputs (N×D), and of each run the rows it trains on and their targets.
+
+    The rows of a run pair up with those of its other task. Targets of a logistic loss are 0 and 1.
     """
-    small = z @ z.T
-    values, vectors = eigh(small)
-    top, low = (torch.outer(a, a) for a in (vectors[:, 0], vectors[:, -1]))
-    if objective == "algorithm_1":
-        pull = 2 * values[0] * top - 2 / z.shape[1] * small
-    elif objective == "opt_kappa":
-        floor = values[-1].clamp(min=float(values[0]) * torch.finfo(z.dtype).eps)
-        pull = 2 * (top / floor - values[0] / floor**2 * low)
-    else:
-        pull = 2 / values[0] * top
-    return pull.to(z) @ z
+
+    inputs: Tensor
+    rows: Sequence[Tensor]
+    targets: Sequence[Tensor]
 
 
-def printed_inverse(pull: Tensor, x: Tensor, ridge: float) -> Tensor:
-    """``(XᵀX + λI)⁻¹`` on the outputs of each row of ``pull``, by a b×b solve.
+class Batch(NamedTuple):
+    """A batch of every run: inputs (R×n×D) and targets (R×n) of both tasks."""
 
-    ``(G − G·Xᵀ(XXᵀ + λI)⁻¹X)/λ``: the weight's gradient ``Gᵀ X`` multiplied from the left.
-    """
-    small = x @ x.T
-    small.diagonal().add_(ridge)
-    return (pull - torch.linalg.solve(small, x @ pull.T).T @ x) / ridge
+    x_p: Tensor
+    y_p: Tensor
+    x_h: Tensor
+    y_h: Tensor
 
 
 def run(
-    theta: Tensor,
-    primary: tuple[Tensor, Tensor],
-    harmful: Tensor,
+    starts: Sequence[Start],
+    primary: Side,
+    harmful: Side,
     settings: Settings,
     marks: Sequence[int],
-    seed: int = 0,
-) -> Iterator[tuple[int, Tensor]]:
-    """Train θ and yield ``(epoch, θ)`` in float64 after each epoch in ``marks``, which rise.
+    seeds: Sequence[int],
+    device: str = "cpu",
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """Train R runs and yield ``(run, epoch, W, b)`` after each epoch in ``marks``, which rise.
 
-    Features are ``xᵀθ``, and θ₀ (D×D) decides the dtype. ``primary`` holds inputs (n×D) and
-    targets (n), 0 and 1 for the logistic loss; ``harmful`` holds inputs (n×D), paired with them
-    row by row. The seed decides the first weights of the head and the order of rows.
+    A run that has done its epochs steps on with the others but is not read again. The seed of a
+    run decides the order of its rows.
 
     Raises:
-        InputError: if the rows do not pair up or do not fill one batch.
-        NumericalError: if θ is no longer finite.
+        InputError: if rows do not pair up or do not fill one batch for each process.
     """
-    x_p, y_p = primary[0].to(theta), primary[1].to(theta)
-    x_h, n = harmful.to(theta), len(primary[0])
-    if len(x_h) != n or len(y_p) != n or n < settings.batch:
+    weight, bias, omega, probe = (
+        torch.stack(each).to(device, torch.float64) for each in zip(*starts, strict=True)
+    )
+    if not settings.bias:
+        bias.zero_()
+    sides = primary, harmful
+    counts, others = ([len(rows) for rows in side.rows] for side in sides)
+    per_epoch = [count // settings.processes // settings.batch for count in counts]
+    if counts != others or not all(per_epoch):
         raise InputError(
-            f"{n} primary rows, {len(y_p)} targets and {len(x_h)} harmful rows: the loop pairs "
-            f"them one to one and needs at least one batch of {settings.batch}."
+            f"{counts} primary and {others} harmful rows: the loop pairs them one to one and needs "
+            f"at least {settings.processes} × {settings.batch} of each."
         )
+    length = marks[-1] * max(per_epoch)
+    orders = [
+        _order(count, length, settings, seed) for count, seed in zip(counts, seeds, strict=True)
+    ]
+
+    def drawn(values: Sequence[Tensor]) -> Tensor:  # T×P×R×n
+        return torch.stack([each[order] for each, order in zip(values, orders, strict=True)], 2).to(
+            device
+        )
+
+    inputs = [side.inputs.to(device) for side in sides]
+    rows = [drawn(side.rows) for side in sides]
+    targets = [drawn(side.targets).double() for side in sides]
+    due: dict[int, list[tuple[int, int]]] = {}
+    for index, each in enumerate(per_epoch):
+        for mark in marks:
+            due.setdefault(mark * each, []).append((index, mark))
+    optimizer = torch.optim.Adam([weight, bias, omega], lr=settings.step, fused=True)
+    for step in range(length):
+        found = []
+        for part in range(settings.processes):
+            x_p, x_h = (x[each[step, part]].double() for x, each in zip(inputs, rows, strict=True))
+            y_p, y_h = (each[step, part] for each in targets)
+            batch = Batch(x_p, y_p, x_h, y_h)
+            found.append(_gradients(Start(weight, bias, omega, probe), batch, settings, not step))
+        for values, parts in zip((weight, bias, omega), zip(*found, strict=True), strict=True):
+            values.grad = None if parts[0] is None else sum(parts[1:], parts[0]) / len(parts)
+        optimizer.step()
+        for index, mark in due.get(step + 1, ()):
+            yield index, mark, weight[index].clone(), bias[index].clone()
+
+
+def _order(count: int, steps: int, settings: Settings, seed: int) -> Tensor:
+    """Return the rows of every step and process (T×P×n): each epoch is shuffled and shared out."""
     generator = torch.Generator().manual_seed(seed)
-    weight = theta.T.contiguous().clone()  # out×in, as a linear layer holds it
-    omega = torch.randn(len(theta), generator=generator, dtype=torch.float64).to(theta)
-    optimizer = torch.optim.Adam([weight, omega], lr=settings.step, fused=True)
-    for epoch in range(1, marks[-1] + 1):
-        order = torch.randperm(n, generator=generator)
-        for start in range(0, n - settings.batch + 1, settings.batch):
-            rows = order[start : start + settings.batch]
-            _step(weight, omega, x_p[rows], y_p[rows], x_h[rows], settings)
-            optimizer.step()
-        if epoch in marks:
-            if not bool(torch.isfinite(weight).all()):
-                raise NumericalError(f"θ is not finite after {epoch} epochs; lower the step size.")
-            yield epoch, weight.T.double().clone()  # the loop goes on changing its own
+    share = count // settings.processes
+    each = share // settings.batch
+    epochs = []
+    for _ in range(math.ceil(steps / each)):
+        own = torch.randperm(count, generator=generator)[: share * settings.processes]
+        own = own.reshape(share, settings.processes)[: each * settings.batch]
+        epochs.append(own.reshape(each, settings.batch, settings.processes).mT)
+    return torch.cat(epochs)[:steps]
 
 
-def _step(
-    weight: Tensor, omega: Tensor, x_p: Tensor, y_p: Tensor, x_h: Tensor, settings: Settings
-) -> None:
-    """Put the gradients of one batch where the optimizer looks for them."""
-    z_p, z_h = x_p @ weight.T, x_h @ weight.T
-    omega.grad = None
-    if settings.objective in ("opt_kappa", "opt_log_kappa"):
-        left_p = spectral_pull(z_p, settings.objective)
-        left_h = -spectral_pull(z_h, settings.objective)
-    else:
-        ill = printed_inverse(ill_pull(z_h), x_h, settings.ridge_harmful)
-        left_h = settings.lambda_harmful * ill
-        if settings.objective == "r_ill":
-            weight.grad = left_h.T @ x_h
-            return
-        outputs, logistic = z_p @ omega, settings.loss == "logistic"
-        error = torch.sigmoid(outputs) - y_p if logistic else 2 * (outputs - y_p)
-        residual = error / len(y_p)
-        omega.grad = z_p.T @ residual
-        well = settings.lambda_primary * spectral_pull(z_p, "algorithm_1")
-        left_p = printed_inverse(well, x_p, settings.ridge_primary)
-        left_p += torch.outer(residual, omega)
-    weight.grad = torch.cat([left_p, left_h]).T @ torch.cat([x_p, x_h])
+def _gradients(
+    at: Start, batch: Batch, settings: Settings, first: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of W, b and ω; None for what does not train.
+
+    The objective gives pulls, its gradients at the features Z of a task. A pull G is ``GᵀX`` to W,
+    preconditioned where it comes from a regularizer of Algorithm 1, and ``Gᵀ1`` to b.
+    """
+    inputs, head = (batch.x_p, batch.x_h), None
+    pulls: list[tuple[int, Tensor, float | None]] = []  # task, pull, and the ridge of its inverse
+    z_p, z_h = z = [x @ at.weight.mT + at.bias[:, None] for x in inputs]
+    if settings.objective in ("algorithm_1", "r_ill"):
+        ill = settings.lambda_harmful * ill_pull(z_h, settings.width)
+        pulls = [(1, ill, settings.ridge_harmful)]
+    elif settings.objective != "imma_released":
+        pulls = [(task, pull, None) for task, pull in enumerate(_plain(at, batch, z, settings))]
+    if settings.objective in ("algorithm_1", *IMMU_LOSS):
+        head = torch.zeros_like(at.omega)
+        losses = [(0, 1.0, batch.y_p)]
+        if settings.objective == "imma_released":  # its counter starts at 1 and is halved
+            losses.append((1, 1.0 if first else -1.0, batch.y_h))
+        for task, sign, targets in losses:
+            residual = sign * _residual(_outputs(z[task], at.omega), targets, settings)[0]
+            head += _outputs(z[task].mT, residual)
+            pulls.append((task, residual[..., None] * at.omega[:, None], None))
+    if settings.objective == "algorithm_1":
+        well = settings.lambda_primary * well_pull(z_p, settings.width)
+        pulls.append((0, well, settings.ridge_primary))
+    left, shift = [torch.zeros_like(z_p), torch.zeros_like(z_h)], torch.zeros_like(at.bias)
+    for task, pull, ridge in pulls:
+        left[task] += pull if ridge is None else printed_inverse(pull, inputs[task], ridge)
+        shift += pull.sum(1)
+    weight = torch.cat(left, 1).mT @ torch.cat(inputs, 1)
+    return weight, shift if settings.bias else None, head
+
+
+def _plain(
+    at: Start, batch: Batch, z: Sequence[Tensor], settings: Settings
+) -> tuple[Tensor, Tensor]:
+    """Return the pulls on both tasks of an objective without an inverse, but for its loss."""
+    if settings.objective == "imma":
+        return imma_pulls(at, batch, settings)
+    if settings.objective == "opt_kappa":
+        return kappa_pull(z[0]), -kappa_pull(z[1])
+    if settings.objective == "r_ill_with_loss":
+        ill = ill_pull(z[1], z[1].shape[-1])
+        return torch.zeros_like(z[0]), settings.lambda_harmful * ill
+    (_, primary), (log, harmful) = map(log_kappa_pull, z)
+    if settings.objective == "opt_log_kappa":
+        return primary, -harmful
+    return settings.lambda_primary * primary, -settings.lambda_harmful / log**2 * harmful
+
+
+def imma_pulls(at: Start, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Return the gradients of ``L(D_P, ω, θ*) − L(D_H, w, θ*)`` at the features of both tasks.
+
+    θ* is θ after the attacker's descent on ``L(D_H, w, θ)``; the gradient passes through it. Such a
+    step adds ``−αw(Xᵀr)ᵀ`` to W and ``−αw(1ᵀr)`` to b for the residual r. So the descent is one
+    of the outputs ``Zw`` and ``Zω`` alone, which n×n matrices carry out.
+    """
+    ones, o = float(settings.bias), []
+    mixed, own = (x @ batch.x_h.mT + ones for x in (batch.x_p, batch.x_h))
+    for x, head in ((batch.x_p, at.omega), (batch.x_h, at.probe)):
+        o.append(_outputs(x, _outputs(at.weight.mT, head)) + (at.bias * head).sum(1, keepdim=True))
+    cross, size = ((head * at.probe).sum(1, keepdim=True) for head in (at.omega, at.probe))
+    (o_p, o_h), moved, slopes = o, torch.zeros_like(o[1]), []
+    for _ in range(INNER_STEPS):
+        residual, slope = _residual(o_h, batch.y_h, settings)
+        slopes.append(INNER_STEP * slope)
+        moved = moved + INNER_STEP * residual
+        o_h = o_h - size * _outputs(own, INNER_STEP * residual)
+    pull_p, _ = _residual(o_p - cross * _outputs(mixed, moved), batch.y_p, settings)
+    pull_h = -_residual(o_h, batch.y_h, settings)[0]
+    through = cross * _outputs(mixed.mT, pull_p)
+    for slope in reversed(slopes):  # the chain rule, from the last step to the first
+        pull_h = pull_h - slope * (through + size * _outputs(own, pull_h))
+    return pull_p[..., None] * at.omega[:, None], pull_h[..., None] * at.probe[:, None]
+
+
+def _outputs(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Return ``Mv`` of every run."""
+    return (matrix @ vector[..., None])[..., 0]
+
+
+def _residual(outputs: Tensor, targets: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Return the gradient of the mean loss at the outputs, and its derivative there."""
+    count = targets.shape[1]
+    if settings.loss == "squared":
+        return 2 / count * (outputs - targets), torch.full_like(outputs, 2 / count)
+    chance = torch.sigmoid(outputs)
+    return (chance - targets) / count, chance * (1 - chance) / count

@@ -9,15 +9,18 @@ from typing import Any
 
 from immunis.core.records import Record
 from immunis.paper.measures import ATTACKS, DESCENT, KINDS, reached
-from immunis.paper.published import FACTORS, printed
+from immunis.paper.published import CONDITIONS, FACTORS, is_moved, printed
 from immunis.paper.rows import ROWS
-from immunis.report.format import Table, number, percent
+from immunis.report.format import number, percent
+from immunis.report.markup import Table
 
 Row = Mapping[str, Any]
 Columns = dict[str, Callable[[Row], Any]]  # by head, what a cell shows of a row
+VERDICTS: Columns = {"replicates": itemgetter("replicates"), "holds (eq. 1)": itemgetter("holds")}
 
 
-def _table(title: str, rows: Sequence[Row], columns: Columns) -> Table:
+def table(title: str, rows: Sequence[Row], columns: Columns) -> Table:
+    """Return a table of one line a row; a cell that is no text is shown as a number."""
     cells = [[number(read(row)) for read in columns.values()] for row in rows]
     return Table(title, list(columns), cells)
 
@@ -40,17 +43,49 @@ def _mean_and_std(cell: Any) -> Sequence[float]:
     return (cell["mean"], cell["std"]) if isinstance(cell, Mapping) else cell
 
 
+def spread_text(cell: Any, show: Callable[[float], str] = number) -> str | None:
+    """Return mean ± deviation, of ours or as published; None where there is none."""
+    if cell is None:
+        return None
+    mean, std = _mean_and_std(cell)
+    return show(mean) if std != std else f"{show(mean)} ± {show(std)}"
+
+
+def met(condition: str, lost: Callable[[Row], int] = itemgetter("failed")) -> Callable[[Row], Any]:
+    """Return a reader of "n of m": the runs that meet a condition of Definition 3.1.
+
+    A record without such counts has the median factor, over all runs, in their place.
+    """
+
+    def text(row: Row) -> str | None:
+        if "definition" in row:
+            return f"{row['definition'][condition]} of {row['runs'] - lost(row)}"
+        return f"median {number(row['honest'][condition]['median'])}" if "honest" in row else None
+
+    return text
+
+
 def _figure(kind: str, factor: str) -> Callable[[Row], Any]:
-    """Return a reader of one figure, mean ± deviation: ``published`` or ours under one κ."""
+    """Return a reader of one figure, mean ± deviation: ``published`` or ours under one κ.
+
+    Where rounding moves a figure, its range is beside it.
+    """
 
     def text(row: Row) -> Any:
         cell = (row.get(kind) or {}).get(factor)
         if cell is None:
-            return "diverged" if kind in KINDS and row.get("diverged") else None
-        mean, std = _mean_and_std(cell)
-        return mean if std != std else f"{number(mean)} ± {number(std)}"
+            return "failed" if kind in KINDS and row["failed"] else None
+        ends = [cell[end] for end in ("low", "high", "again")] if kind in KINDS else [1]
+        return _ranged(spread_text(cell) or "", ends)
 
     return text
+
+
+def _ranged(shown: str, ends: Sequence[float]) -> str:
+    """Return a figure with its range, if rounding moves it."""
+    if not is_moved(ends):
+        return shown
+    return f"{shown} (rounding: {number(min(ends))} to {number(max(ends))})"
 
 
 def _ceiling(part: Mapping[str, Any]) -> float:
@@ -59,19 +94,21 @@ def _ceiling(part: Mapping[str, Any]) -> float:
 
 
 def _title(record: Record, what: str) -> str:
-    if record.name == "house-prices":
-        return f"House Prices: {what}, mean ± std over seeds"
-    pairs = len(_part(record)["pairs"])
-    return f"MNIST, paper protocol: {what}, mean over {pairs} pairs ± std over seeds"
+    house, seeds = record.name == "house-prices", record.settings["seeds"]
+    name = "House Prices" if house else "MNIST, paper protocol"
+    mean = "mean" if house else f"mean over {len(_part(record)['pairs'])} pairs"
+    over = f"one seed{'' if house else f', {mean}'}" if seeds == 1 else f"{mean} ± std over seeds"
+    return f"{name}: {what}, {over}"
 
 
 def rir_table(record: Record) -> Table:
-    """Return table 1 or 2 again: RIR published, with the released and the honest κ; the verdict."""
+    """Return table 1 or 2 again: RIR with both κ, Definition 3.1 with the honest κ; verdicts."""
     part = _part(record)
     kinds = {"published": "published", "released κ": "released", "honest κ": "honest"}
     columns = _method(record) | {head: _figure(kind, "rir") for head, kind in kinds.items()}
-    columns |= {"RIR*": lambda row: _ceiling(part), "verdict": itemgetter("verdict")}
-    return _table(_title(record, "RIR of every method"), part["rows"], columns)
+    columns |= {"RIR*": lambda row: _ceiling(part)}
+    columns |= {head: met(condition) for condition, head in CONDITIONS.items()} | VERDICTS
+    return table(_title(record, "RIR of every method"), part["rows"], columns)
 
 
 def factors_table(record: Record) -> Table:
@@ -81,15 +118,16 @@ def factors_table(record: Record) -> Table:
         for factor in ("harmful", "primary")
         for kind in ("published", *KINDS)
     }
+    found |= {head: met(condition) for condition, head in CONDITIONS.items()}
     title = _title(record, "both factors of RIR")
-    return _table(title, _part(record)["rows"], _method(record) | found)
+    return table(title, _part(record)["rows"], _method(record) | found)
 
 
 def reasons_table(record: Record) -> Table:
-    """Return the verdict on every row that the paper has, with the reason."""
+    """Return both verdicts on every row that the paper has, with the reason."""
     rows = [row for row in _part(record)["rows"] if row["published"]]
-    columns: Columns = {"verdict": itemgetter("verdict"), "why": itemgetter("reason")}
-    return _table(f"{record.name}: verdicts and why", rows, _method(record) | columns)
+    columns = VERDICTS | {"why": itemgetter("reason")}
+    return table(f"{record.name}: verdicts and why", rows, _method(record) | columns)
 
 
 def _attacked(record: Record, marks: Sequence[int], show: Callable[[Row], str]) -> Columns:
@@ -112,7 +150,7 @@ def r2_table(record: Record) -> Table:
         "median (lowest to highest) over seeds"
     )
     rows = [{"label": "identity", "attacks": record.figures["identity"]}, *record.figures["rows"]]
-    return _table(title, rows, _method(record) | _attacked(record, (1, 10, 100, 1000), _r2))
+    return table(title, rows, _method(record) | _attacked(record, (1, 10, 100, 1000), _r2))
 
 
 def _r2(point: Row) -> str:
@@ -126,10 +164,19 @@ def _r2(point: Row) -> str:
 def floor_table(record: Record) -> Table:
     """Return both κ of the inputs, and of the same inputs in units ten times smaller."""
     rows = [{"task": task, **record.figures["pair"][task]} for task in ("primary", "harmful")]
-    heads = {"task": "task", "released": "released κ", "released_tenfold": "… of 10 × the inputs"}
-    heads |= {"honest": "honest κ", "rank": "rank", "dimension": "of"}
-    columns: Columns = {head: itemgetter(key) for key, head in heads.items()}
-    return _table("House Prices: condition numbers of the inputs themselves", rows, columns)
+
+    def floored(key: str) -> Callable[[Row], str]:
+        return lambda row: _ranged(number(row[key]["median"]), [row[key]["low"], row[key]["high"]])
+
+    columns: Columns = {
+        "task": itemgetter("task"),
+        "released κ": floored("released"),
+        "… of 10 × the inputs": floored("released_tenfold"),
+        "honest κ": itemgetter("honest"),
+        "rank": itemgetter("rank"),
+        "of": itemgetter("dimension"),
+    }
+    return table("House Prices: condition numbers of the inputs themselves", rows, columns)
 
 
 def _median_rir(kind: str) -> Callable[[Row], Any]:
@@ -139,8 +186,15 @@ def _median_rir(kind: str) -> Callable[[Row], Any]:
 MEDIANS = {"median RIR, released": _median_rir("released"), "honest": _median_rir("honest")}
 
 
+def _moved(row: Row) -> str | None:
+    return f"{row['moved']} of {row['runs'] - row['failed']} runs" if "moved" in row else None
+
+
 def pairs_table(record: Record) -> Table:
-    """Return how many pairs succeed, the median pair, and the pairs without any θ."""
+    """Return how many pairs succeed, the median pair, and the pairs without any θ.
+
+    A run is moved by rounding if its released RIR varies by more than a factor of 1.5.
+    """
     part, said = _part(record), printed("mnist")["successes"]
     total = len(part["pairs"])
     rows = [row for row in part["rows"] if "successes" in row]
@@ -150,10 +204,11 @@ def pairs_table(record: Record) -> Table:
         "released κ ≥ 10": lambda row: row["successes"]["released"]["large"],
         "honest κ ≥ 10": lambda row: row["successes"]["honest"]["large"],
         **MEDIANS,
+        f"moved by rounding ({record.settings['draws']} draws a run)": _moved,
         "without θ": lambda row: total - row["successes"]["released"]["pairs"],
     }
     title = f"MNIST, paper protocol: of {total} pairs, those with RIR of at least 10"
-    return _table(title, rows, columns)
+    return table(title, rows, columns)
 
 
 def binary_table(record: Record) -> Table:
@@ -173,7 +228,7 @@ def binary_table(record: Record) -> Table:
         **_attacked(record, (1, 10, 100, 200), lambda point: percent(point["mean"])),
     }
     title = "MNIST, binary protocol: test accuracy (%) of attackers, mean over the pairs"
-    return _table(title, [identity, *part["rows"]], columns)
+    return table(title, [identity, *part["rows"]], columns)
 
 
 def path_table(record: Record) -> Table:
@@ -193,7 +248,7 @@ def path_table(record: Record) -> Table:
 def flat_table(record: Record) -> Table:
     """Return every figure of the rows as plain numbers, for other programs.
 
-    Besides both factors and RIR there are ``ceiling`` (RIR*), the verdict, and for each attack
+    Besides both factors and RIR there are ``ceiling`` (RIR*), both verdicts, and for each attack
     what it reaches at the end and the multiple of its cost.
     """
     lines: list[list[str]] = []
@@ -213,7 +268,7 @@ def flat_table(record: Record) -> Table:
                     found["", f"{attack} cost ×"] = [each["multiplier"]]
             texts = {key: [repr(float(v)) for v in values] for key, values in found.items()}
             if row["published"]:
-                texts["", "verdict"] = ["", "", row["verdict"]]
+                texts |= {("", name): ["", "", row[name]] for name in ("replicates", "holds")}
             name = [str(row.get(key) or "") for key in ("method", "step", "epochs")]
             for key, cells in texts.items():
                 lines.append([record.name, protocol, *name, *key, *[*cells, "", ""][:3]])
