@@ -1,51 +1,29 @@
-"""Make open-weight models hard to turn to harm, and measure how hard."""
+"""Make open-weight models hard to turn to harm, and measure how hard.
 
-from immunis.audits.audit import Audit, Effort, audit
-from immunis.core.errors import (
-    ImmunisError,
-    InputError,
-    LostProcessError,
-    NumericalError,
-    OutputError,
-    RankWarning,
-    SettingsError,
-)
-from immunis.core.jobs import Run
-from immunis.core.records import Record
-from immunis.core.version import __version__
-from immunis.data.task import Task
-from immunis.methods.immunize import Immunized, immunize
-from immunis.theory.descent import norm_ratio_curve
-from immunis.theory.gram import Gram, gram
-from immunis.theory.measure import Measurement, measure
-from immunis.theory.preconditioned import PreconditionedLinear
-from immunis.theory.rir import relative_immunization_ratio
-from immunis.theory.spectrum import Spectrum, reference_condition_number
+The public names are those of ``immunis.public``. They are imported when one is first used, so that
+``immunis --help`` does not wait for torch.
+"""
 
-__all__ = [
-    "Audit",
-    "Effort",
-    "Gram",
-    "ImmunisError",
-    "Immunized",
-    "InputError",
-    "LostProcessError",
-    "Measurement",
-    "NumericalError",
-    "OutputError",
-    "PreconditionedLinear",
-    "RankWarning",
-    "Record",
-    "Run",
-    "SettingsError",
-    "Spectrum",
-    "Task",
-    "__version__",
-    "audit",
-    "gram",
-    "immunize",
-    "measure",
-    "norm_ratio_curve",
-    "reference_condition_number",
-    "relative_immunization_ratio",
-]
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from immunis.public import *  # noqa: F403
+
+# Threads of torch that wait do not spin: on a busy machine spinning makes small work many times as
+# slow. The OpenMP library reads this when torch is first imported; a value of yours stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name."""
+    public = import_module("immunis.public")
+    if not hasattr(public, name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(public, name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return __getattr__("__all__")

@@ -2,8 +2,10 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import immunis
 from helpers import RESULTS
 from immunis import Record, Spectrum
-from immunis.cli import console
-from immunis.models.find_head import cut
-from immunis.recipes import load_recipe
-from immunis.recipes.pipeline import original
+from immunis.attacks import ATTACKS, PRESETS
+from immunis.cli import console, names
+from immunis.models.find_cut import cut
+from immunis.recipes import bundled, load_recipe
+from immunis.recipes.pipeline import Pipeline
 from immunis.theory.gram import gram_of
 
 RECIPE = """
@@ -31,7 +35,10 @@ budget = 5
 seeds = 1
 attacks = ["ridge", "finetune_all"]
 """
-NETWORK = RECIPE.replace('"erase"', '"probe"') + "[training]\nsteps = 40\nharmful_batch = 32\n"
+NETWORK = (
+    RECIPE.replace('"erase"', '"probe"\nweight = 10')
+    + "[training]\nsteps = 40\nharmful_batch = 32\n"
+)
 
 
 def test_alone_it_says_what_to_do_first(run):
@@ -56,6 +63,17 @@ def test_verbose_prints_every_stage_and_the_traceback_of_an_error(run, tmp_path)
     assert "Traceback" in run("-v", "measure", "nothing").stderr
     assert "Traceback" not in run("measure", "nothing").stderr
     assert run("-v", "-q", "measure", "digits").returncode == 2
+
+
+def test_a_dry_run_tells_what_an_audit_maps_from_disk(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("immunis.core.disk_arrays.SMALL", 1)  # everything is large
+    (tmp_path / "small.toml").write_text(RECIPE)
+    done = run("audit", "small.toml", "--attacks", "ridge", "--methods", "none", "--dry-run")
+    assert " GiB of temporary files mapped into it" in " ".join(done.stdout.split())
+    words = "--attacks", "ridge", "--methods", "none", "--dry-run", "--json"
+    told = json.loads(run("audit", "small.toml", *words).stdout)
+    # eight float32 numbers a row, of the original and of three untrained controls
+    assert told["disk"] == 4 * (60 + 450) * 8 * 4
 
 
 @pytest.mark.parametrize("command", ["immunize", "audit"])
@@ -102,9 +120,13 @@ def test_what_a_solved_method_does_not_use_is_refused(run, tmp_path):
     assert run("immunize", "small.toml", "--device", "auto").returncode == 0
 
 
-def test_too_little_memory_is_said_without_a_traceback(run, tmp_path):
-    (tmp_path / "small.toml").write_text(RECIPE.replace("network = [8]", "network = [99999999999]"))
-    done = run("immunize", "small.toml")
+def test_too_little_memory_is_said_without_a_traceback(tmp_path):
+    wide = RECIPE.replace("network = [8]", "network = [65536, 65536]")  # 17 GB
+    (tmp_path / "small.toml").write_text(wide)
+    command = f"ulimit -v {16 << 20}; exec {sys.executable} -m immunis immunize small.toml"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1 and "not enough memory" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -121,19 +143,40 @@ def test_an_audit_keeps_the_seed_of_its_recipe(run, tmp_path):
 
 
 def test_many_steps_of_a_linear_method_are_estimated_from_a_few(run, tmp_path):
-    text = RECIPE.replace('"erase"', '"condition"\nsteps = 1000000000')
+    text = RECIPE.replace('"erase"', '"condition"\nsteps = 100000000')
     (tmp_path / "small.toml").write_text(text)
-    done = run("immunize", "small.toml", "--dry-run")
-    assert done.returncode == 0 and "hours" in done.stdout, done.stderr
+    done = run("immunize", "small.toml", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parts"]["condition"] > 1000  # 10 μs a step, and it has ended
 
 
 def test_a_method_with_training_of_its_own_is_resumable(run, tmp_path):
-    text = RECIPE.replace('"erase"', '"probe"\ntraining = {steps = 4, harmful_batch = 32}')
+    text = RECIPE.replace(
+        '"erase"', '"probe"\nweight = 10\ntraining = {steps = 4, harmful_batch = 32}'
+    )
     (tmp_path / "small.toml").write_text(text)
     done = run("immunize", "small.toml", "-o", "out", "--resume")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "training").exists()
     assert not (tmp_path / "out" / "head.safetensors").exists()
+
+
+def test_nothing_to_resume_is_said(run, tmp_path):
+    (tmp_path / "closed.toml").write_text(RECIPE)
+    (tmp_path / "trained.toml").write_text(NETWORK)
+    done = run("immunize", "closed.toml", "--resume")
+    assert done.returncode == 0
+    assert "nothing to resume: method 'erase' is solved in closed form" in done.stderr
+    first, second = (run("immunize", "trained.toml", "-o", "out", "--resume") for _ in range(2))
+    assert f"nothing to resume: {Path('out/training')} holds no checkpoint" in first.stderr
+    assert "nothing to resume" not in second.stderr
+
+
+def test_paragraphs_of_help_are_not_cut_where_the_source_is(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    joined = "Run the same command again to continue an interrupted audit."
+    assert joined in run("audit", "--help").stdout
+    assert "Precision of pre-training" in run("measure", "--help").stdout
 
 
 def test_a_dry_run_of_a_network_times_its_training(run, tmp_path):
@@ -148,19 +191,48 @@ def test_no_colours_where_the_output_is_no_terminal(tmp_path):
     assert b"\x1b" not in done.stdout
 
 
-def test_the_shell_completes_recipes_and_attacks(tmp_path):
-    for typed, expected in (
-        ("immunis audit digit", "digit-parity"),
-        ("immunis audit digits --attacks ridge,ker", "ridge,kernel"),
-    ):
-        asked = {
-            "_IMMUNIS_COMPLETE": "complete_bash",
-            "COMP_WORDS": typed,
-            "COMP_CWORD": str(typed.count(" ")),
-        }
-        command = [Path(sys.executable).parent / "immunis"]
-        done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True)
-        assert expected in done.stdout.split(), done.stderr
+COMPLETED = {
+    "immunis audit digit": "digit-parity",
+    "immunis audit digits --attacks ridge,ker": "ridge,kernel",
+    "immunis audit digits --attacks qu": "quick",
+    "immunis au": "audit",
+    "immunis audit digits --fi": "--final",
+}
+
+
+def quickly(*words, **variables):
+    """Run a command in a fresh process; return what it printed, and whether it imported torch."""
+    code = (
+        "import sys, atexit; from immunis.cli.main import main\n"
+        "slow = {'torch', 'numpy', 'scipy', 'matplotlib', 'jinja2'}\n"
+        "atexit.register(lambda: print('imported', *slow & sys.modules.keys()))\n"
+        f"sys.argv = {['immunis', *words]!r}; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True
+    )
+    *printed, last = done.stdout.splitlines()
+    return printed, last, done.stderr
+
+
+@pytest.mark.parametrize("typed", COMPLETED)
+def test_the_shell_completes_names_without_waiting_for_torch(typed):
+    asked = {"_IMMUNIS_COMPLETE": "complete_bash", "COMP_WORDS": typed}
+    printed, last, stderr = quickly(**asked, COMP_CWORD=str(typed.count(" ")))
+    assert COMPLETED[typed] in printed, stderr
+    assert last == "imported"
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["audit", "--help"], []])
+def test_the_first_words_do_not_wait_for_torch(words):
+    printed, last, _ = quickly(*words)
+    assert printed and last == "imported"
+
+
+def test_names_to_complete_are_all_there_are():
+    assert names.attacks() == sorted(ATTACKS)
+    assert tuple(PRESETS) == names.PRESETS
+    assert names.recipes() == sorted(bundled())
 
 
 @pytest.mark.parametrize("command", [[], ["measure"], ["immunize"], ["audit"], ["demo"], ["list"]])
@@ -177,12 +249,16 @@ def test_version_and_list(run, tmp_path):
         assert word in listed
     assert "lambda_primary" not in run("list", "recipes").stdout
     assert json.loads(run("list", "--json").stdout)["methods"][0]["name"] == "r_ill"
+    attacks = json.loads(run("list", "attacks", "--json").stdout)["attacks"]
+    assert all(each.keys() == {"name", "summary", "family"} for each in attacks)
+    assert {each["family"] for each in attacks} == {"probes", "surgery", "fine-tuning", "adaptive"}
+    assert run("-q", "list", "attacks").stdout.split() == list(ATTACKS)
 
 
 def test_a_recipe_with_a_network_is_measured_by_its_features(run):
     recipe = load_recipe("digit-parity")
     tasks = recipe.tasks()
-    model = original(recipe, tasks)
+    model = Pipeline(recipe, tasks).original()
     whole = cut(model, tasks.primary.train.first(2), tasks.primary.outputs)
     expected = Spectrum.of(gram_of(whole.features(tasks.primary.train.tensors()[0]).detach()))
     found = json.loads(run("measure", "digit-parity", "--json").stdout)["figures"]["primary"]
@@ -216,6 +292,16 @@ def test_cards_and_figures_are_made_from_records(run, tmp_path):
     assert (tmp_path / "README.md").read_text(encoding="utf-8").startswith("---\n# license")
     done = run("card", audits[0], "-o", tmp_path / "card.pdf")
     assert done.returncode == 2 and ".html" in done.stderr
+    runs = tmp_path / "runs" / "audit"
+    runs.mkdir(parents=True)
+    (runs / "record.json").write_bytes(audits[0].read_bytes())
+    (tmp_path / "about.toml").write_text('model = "mine 1.0"\nlicence = "MIT"\n')
+    done = run("card", tmp_path / "runs", "--about", tmp_path / "about.toml")
+    assert done.stdout.strip() == f"written: {tmp_path / 'runs' / 'card.html'}"
+    assert "mine 1.0" in (tmp_path / "runs" / "card.html").read_text(encoding="utf-8")
+    (tmp_path / "about.toml").write_text('licens = "MIT"\n')
+    done = run("card", audits[0], "--about", tmp_path / "about.toml", "-o", "no.html")
+    assert done.returncode == 2 and "did you mean 'licence'" in done.stderr
     done = run("figures", results / "reproduce-house-prices.json", "-o", "drawn")
     assert done.stdout.strip() == "written: drawn"
     assert (tmp_path / "drawn" / "reproduce-house-prices-overview.pdf").exists()
@@ -227,6 +313,23 @@ def test_cards_and_figures_are_made_from_records(run, tmp_path):
         done = run("card", *bad, "-o", tmp_path / "no.html")
         assert done.returncode == 2 and done.stderr.startswith("error: ")
         assert not (tmp_path / "no.html").exists()
+
+
+def test_view_serves_this_machine_until_it_is_interrupted(tmp_path):
+    command = [sys.executable, "-u", "-m", "immunis", "view", str(RESULTS), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as served:
+        address = served.stdout.readline().decode().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
+        with urllib.request.urlopen(address, timeout=120) as answer:
+            assert "digits 0-4 (primary) against digits 5-9" in answer.read().decode()
+        served.send_signal(signal.SIGINT)
+        assert "ended." in served.stderr.read().decode()
+        assert served.wait(60) == 0
+
+
+def test_view_of_no_folder_is_refused(run):
+    done = run("view", "nothing")
+    assert done.returncode == 2 and "is not a folder; expected one that holds runs" in done.stderr
 
 
 def test_immunize_writes_weights_record_and_card(run, tmp_path):
@@ -253,6 +356,7 @@ def test_immunize_writes_weights_record_and_card(run, tmp_path):
         (["measure", "digits", "-o", "file"], 1, "cannot write to output folder"),
         (["measure", "house-prices", "--data", "nowhere"], 2, "data not found"),
         (["list", "method"], 2, "did you mean 'methods'"),
+        (["audit", "digits", "--device", "gpu"], 2, "did you mean 'cuda'"),
         (["demo", "--seed", "-1"], 2, "--seed"),
         (["immunize", "late.toml"], 2, "label 5 is not among"),
         (["audit", "digitparity"], 2, "did you mean 'digit-parity'"),
@@ -313,7 +417,7 @@ def test_audit_prints_the_worst_case_first_and_resumes(run, tmp_path):
     done = run("audit", "small.toml", "-o", "out", "--workers", "2")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("worst of 2 attacks, 5 steps")
+    assert lines[0].startswith("highest score of 2 attacks, 5 steps")
     assert "residual" not in done.stderr
     record = Record.load(tmp_path / "out" / "record.json")
     assert list(record.figures["models"]) == ["original", "erase", "erase 2"]
@@ -325,7 +429,21 @@ def test_audit_prints_the_worst_case_first_and_resumes(run, tmp_path):
     )
     assert sorted((tmp_path / "out" / "attacks").iterdir()) == kept
     one = run("audit", "small.toml", "-o", "out", "--attacks", "ridge")
-    assert "worst of 1 attacks" in one.stdout
+    assert "highest score of 1 attacks" in one.stdout
+    *_, most, first, second, where = one.stdout.splitlines()
+    assert most.startswith("Highest score of any attack: original ") and ", untrained " in most
+    assert first.startswith("erase: ") and second.startswith("erase 2")
+    assert where.startswith("written: ")
+
+
+def test_an_audit_of_the_original_alone(run, tmp_path):
+    (tmp_path / "small.toml").write_text(RECIPE)
+    done = run("audit", "small.toml", "--methods", "none", "--json")
+    record = json.loads(done.stdout)
+    assert set(record["figures"]["models"]) == {"original"}
+    assert set(record["figures"]["attacks"]["ridge"]) == {"original", "untrained"}
+    assert record["figures"]["controls"]["from scratch"]["status"] == "done"
+    assert run("audit", "small.toml", "--methods", "non").returncode == 2
 
 
 def test_an_interrupted_audit_says_how_to_go_on(run, monkeypatch):
@@ -349,8 +467,25 @@ def test_an_interrupted_run_says_so_and_writes_nothing(run, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_demo_writes_everything_and_its_table_is_the_record(run, tmp_path):
+@pytest.mark.slow
+def test_the_demo_defends_a_network_and_attacks_every_layer(run, tmp_path):
     done = run("demo", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    assert {"SHA256SUMS", "card.html", "record.json"} <= {path.name for path in out.iterdir()}
+    figures = Record.load(out / "record.json").figures
+    assert {"original", "plain", "probe", "condition"} <= figures["models"].keys()
+    scores = {
+        attack: {name: row[name]["score"]["mean"] for name in ("original", "probe", "untrained")}
+        for attack, row in figures["attacks"].items()
+    }
+    assert scores["ridge"]["probe"] < scores["ridge"]["untrained"] < scores["ridge"]["original"]
+    assert "finetune_all" in scores and "earlier_layer" in scores
+    assert figures["models"]["probe"]["primary"] > 0.9
+
+
+def test_the_linear_demo_writes_everything_and_its_table_is_the_record(run, tmp_path):
+    done = run("demo", "--linear", "-o", "out")
     assert done.returncode == 0, done.stderr
     out = tmp_path / "out"
     assert sorted(p.name for p in out.iterdir()) == [
@@ -368,8 +503,12 @@ def test_demo_writes_everything_and_its_table_is_the_record(run, tmp_path):
     for column in ("κ_P", "κ_H", "RIR", "RIR*", "@10", "@100", "@1000", "ridge"):
         assert column in done.stdout
     assert rows["frontier"]["rir"]["value"] == pytest.approx(record.figures["ceiling"], rel=1e-6)
-    best = max(row["rir"]["value"] for row in rows.values())
-    assert best <= record.figures["ceiling"] * (1 + 1e-6)
+    assert not rows["frontier"]["definition"]["harmful"]["holds"]
+    assert all(part["holds"] for part in rows["frontier, κ_P kept"]["definition"].values())
+    assert "Definition 3.1" in done.stdout and "no (× 0.0139)" in done.stdout
+    ratios = {name: row["rir"]["value"] for name, row in rows.items()}
+    assert ratios.pop("erase ε=0") is None  # it changes ranks
+    assert max(ratios.values()) <= record.figures["ceiling"] * (1 + 1e-6)
     accuracy = {k: v["harmful_accuracy"]["gradient_descent"]["1000"] for k, v in rows.items()}
     assert accuracy["frontier"] > 0.9 * accuracy["no defence"]  # a high RIR stops nobody
     assert accuracy["erase ε=0.001"] < 0.6 * accuracy["no defence"]
@@ -387,9 +526,111 @@ def test_the_installed_command_works(tmp_path):
     assert done.stderr.startswith("error: unknown list 'nothing'")
 
 
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["audit", "--help"], []])
+def test_what_needs_no_torch_does_not_import_it(words):
+    code = (
+        f"import sys; sys.argv = {['immunis', *words]!r}\n"
+        "from immunis.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_name_that_is_not_there_is_said_of_the_package():
+    with pytest.raises(AttributeError, match="^module 'immunis' has no attribute 'nope'$"):
+        immunis.nope  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["typer", "rich.console", "torch", "immunis.recipes.demo"])
+def test_an_interrupt_while_modules_load_is_no_traceback(tmp_path, module):
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}:\n"
+        "            try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "            except BaseException: os.abort()\n"  # as C++ code of torch does
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from immunis.cli.main import main\n"
+        "sys.argv = ['immunis', 'demo', '--linear']\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted.\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_greek_letters_gets_escapes(tmp_path, encoding):
+    env = os.environ | {"PYTHONIOENCODING": encoding}
+    (tmp_path / "é.toml").write_text("# größe\n[data]\nsource = 'digit-parity'\n", encoding="utf-8")
+    for words in (
+        ["measure", "é.toml"],
+        ["measure", "é.toml", "--json"],
+        ["list"],
+        ["measure", "κ"],
+    ):
+        command = [sys.executable, "-m", "immunis", *words]
+        done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=env, check=False)
+        said = done.stdout.decode(encoding) + done.stderr.decode(encoding)
+        assert done.returncode == (2 if "κ" in words else 0), said
+        assert "Traceback" not in said
+        if "--json" in words:
+            assert json.loads(done.stdout.decode(encoding))["kind"] == "measure"
+        elif "é.toml" in words:
+            assert "\\u03ba" in said and ("é" in said or "\\xe9" in said)
+
+
 def test_one_process_of_a_run_warns_for_all(capsys, monkeypatch):
     console.show_warning("few rows", UserWarning)
     assert "warning: few rows" in capsys.readouterr().err
     monkeypatch.setenv("LOCAL_RANK", "1")
     console.show_warning("few rows", UserWarning)
     assert not capsys.readouterr().err
+
+
+RUINED = """
+[data]
+source = "npz"
+primary = "task.npz"
+harmful = "task.npz"
+[method]
+name = "erase"
+strength = 0.0
+"""
+
+
+def test_a_ruined_model_is_refused_and_kept_under_another_name(run, tmp_path):
+    (tmp_path / "small.toml").write_text(RUINED)
+    x, y = torch.randn(200, 3).numpy(), torch.arange(200).numpy() % 2
+    x[:, 0] += 3 * y
+    np.savez(tmp_path / "task.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    done = run("immunize", "small.toml", "-o", "out")
+    assert done.returncode == 1, done.stderr
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith("failed: The model lost its primary task") and "--allow-broken" in told
+    assert (tmp_path / "out" / "broken" / "model.safetensors").exists()
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert "Do not release it" in (tmp_path / "out" / "broken" / "card.html").read_text()
+    done = run("immunize", "small.toml", "-o", "two", "--allow-broken")
+    assert done.returncode == 0 and (tmp_path / "two" / "model.safetensors").exists()
+
+
+def test_a_command_fails_where_a_figure_says_so(run, tmp_path):
+    (tmp_path / "small.toml").write_text(RECIPE)
+    done = run("audit", "small.toml", "--attacks", "ridge", "--fail-if", "highest>1", "-o", "out")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("failed: --fail-if highest>1: highest of erase")
+    assert (tmp_path / "out" / "record.json").exists()  # the work is done and kept
+    done = run("audit", "small.toml", "--attacks", "ridge", "--fail-if", "failed>0", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    for words in (["audit", "small.toml"], ["immunize", "small.toml"]):
+        done = run(*words, "--fail-if", "kepd>1", "-o", "three")
+        assert done.returncode == 2 and "Known: " in done.stderr
+        assert not (tmp_path / "three").exists()
+    assert run("audit", "small.toml", "--fail-if", "kept[nobody]>1").returncode == 2
+    gates = ["--fail-if", "primary<-50", "--fail-if", "rho<-1"]
+    assert run("immunize", "small.toml", *gates, "-o", "four").returncode == 0
+    assert run("immunize", "small.toml", *gates, "--fail-if", "rho<2", "-o", "four").returncode == 1

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import rich.progress
-import rich.table
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 
-from immunis.core.distributed import first
 from immunis.core.errors import InputError, OutputError
-from immunis.core.files import hold
-from immunis.core.progress import Progress
+from immunis.core.locks import hold
 from immunis.core.records import Record, printable
-from immunis.report.format import Table
+from immunis.report.markup import Table
+
+if TYPE_CHECKING:
+    from immunis.core.jobs import Progress  # it imports torch, which takes seconds
 
 out, err = Console(), Console(stderr=True)
+warned: set[str] = set()  # once in a command is enough
 held = ExitStack()  # output folders, until the command ends
 manner = SimpleNamespace(quiet=False, verbose=False)  # how much to say
 
@@ -36,7 +35,10 @@ def say(line: str, style: str | None = None) -> None:
 
 def show_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:
     """Print a warning in one line, by the first process only; stands in for Python's own."""
-    if not manner.quiet and first():
+    from immunis.core.distributed import first
+
+    if not manner.quiet and first() and str(message) not in warned:
+        warned.add(str(message))
         say(f"warning: {message}", "yellow")
 
 
@@ -48,22 +50,18 @@ def again(option: str = "") -> str:
 
 @contextmanager
 def bar(title: str, quiet: bool, kept: str = "no result was written.") -> Iterator[Progress]:
-    """Show a progress bar on stderr; an interrupt ends the command and says what was kept."""
-    columns = (
-        rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
-        rich.progress.TimeRemainingColumn(compact=True),
-    )
-    hidden = quiet or manner.quiet or manner.verbose
-    with rich.progress.Progress(*columns, console=err, transient=True, disable=hidden) as progress:
-        job, said = progress.add_task(escape(printable(title)), total=None), [""]
+    """Show progress on stderr; an interrupt ends the command and says what was kept."""
+    from immunis.core.progress import shown
+
+    with shown(not (quiet or manner.quiet or manner.verbose), title, err) as progress:
+        said = [""]
 
         def report(what: str, share: float) -> None:
             line = f"{share:4.0%} {what}"
             if manner.verbose and line != said[0]:
                 say(line)
             said[0] = line
-            progress.update(job, description=escape(printable(what)), completed=share, total=1.0)
+            progress(what, share)
 
         try:
             yield report
@@ -76,27 +74,22 @@ def show(table: Table, text: bool = False) -> None:
     """Print a table that has rows; with ``text``, cells are left-aligned and wrap."""
     if manner.quiet or not table.rows:
         return
-    title, padding = escape(printable(table.title)), (0, 1) if text else 0
-    grid = rich.table.Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=padding)
-    for index, column in enumerate(table.columns):
-        longest = max(len(row[index]) for row in table.rows)
-        grid.add_column(
-            escape(printable(column)),
-            justify="left" if text or index == 0 else "right",
-            no_wrap=not text and (index == 0 or longest > len(column)),  # else its head may break
-            overflow="fold",
-        )
-    for row in table.rows:
-        grid.add_row(*(escape(printable(cell)) for cell in row))
-    out.print(grid)
+    from immunis.report.display import grid
+
+    out.print(grid(table, text))
 
 
-def estimate(name: str, json: bool, call: Callable[[], Any]) -> None:
+def show_json(values: Any) -> None:
+    """Print values as JSON, in ASCII: it is the same on every terminal."""
+    typer.echo(json.dumps(values, indent=1, allow_nan=False))
+
+
+def estimate(name: str, as_json: bool, call: Callable[[], Any]) -> None:
     """Print what a command would take: its parts, and the whole as the last line."""
-    with bar(f"estimate {name}", json):
+    with bar(f"estimate {name}", as_json):
         found = call()
-    if json:
-        out.print_json(data=found.to_dict())
+    if as_json:
+        show_json(found.to_dict())
         return
     show(found.table())
     out.print(printable(found.sentence()), soft_wrap=True, highlight=False, markup=False)
@@ -116,20 +109,36 @@ def take(path: str | Path, kind: str = "") -> Path:
 def finish(
     record: Record,
     paths: Sequence[Path],
-    json: bool,
+    as_json: bool,
     tables: Sequence[Table],
     words: str,
     text: bool = False,
 ) -> None:
     """Print a record that was written: as JSON, or as tables, words and where it is."""
-    if json:
-        typer.echo(record.to_json())
+    if as_json:
+        show_json(record.to_dict())
         return
     for table in tables:
         show(table, text)
     if not manner.quiet:
         out.print(printable(words), highlight=False, markup=False)
     where(*paths)
+
+
+def refuse(line: str) -> NoReturn:
+    """Say why the command fails though its work is done, and end it."""
+    say(f"failed: {line}", "red")
+    raise typer.Exit(1)
+
+
+def fail(record: Record, conditions: Any) -> None:
+    """End the command if a condition of ``--fail-if`` holds on what it found."""
+    if not conditions:
+        return
+    from immunis.report.fail_if import failure
+
+    if line := failure(record, conditions):
+        refuse(line)
 
 
 def where(*paths: Path) -> None:

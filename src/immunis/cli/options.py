@@ -1,19 +1,21 @@
-"""What commands share: their options, what stands before them, what is said without one."""
+"""The app that commands join, and the options that they share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from immunis.cli.console import held, manner, out
-from immunis.core.version import __version__
+from immunis.cli import names
+from immunis.cli.console import held, manner, out, say
+from immunis.core.records import __version__
 
 
-class Anywhere(TyperGroup):
-    """Lets --quiet and --verbose stand before or after the command."""
+class Commands(TyperGroup):
+    """Lets --quiet and --verbose stand before or after the command; says what an interrupt did."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Move them to the front; what follows ``--`` stays."""
@@ -22,9 +24,25 @@ class Anywhere(TyperGroup):
         rest = [a for a in args[:end] if a not in moved] + args[end:]
         return super().parse_args(ctx, [*moved, *rest])
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Join the lines of each paragraph of a command's help; typer keeps the source's."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            paragraphs = command.help.split("\n\n")
+            command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+        return command
+
+    def invoke(self, ctx: Any) -> Any:
+        """Say that an interrupt ended the command; typer ends it in silence."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            say("interrupted.")
+            raise typer.Exit(130) from None
+
 
 app = typer.Typer(
-    cls=Anywhere,
+    cls=Commands,
     invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -36,18 +54,14 @@ app = typer.Typer(
 
 
 def _recipes(incomplete: str) -> list[str]:
-    from immunis.recipes import catalogue
-
-    return [e["name"] for e in catalogue()["recipes"] if e["name"].startswith(incomplete)]
+    return [name for name in names.recipes() if name.startswith(incomplete)]
 
 
 def _attacks(incomplete: str) -> list[str]:
     """Names that may follow the last comma."""
-    from immunis.attacks import ATTACKS, PRESETS
-
     before, comma, last = incomplete.rpartition(",")
-    names = ATTACKS if comma else [*PRESETS, *ATTACKS]
-    return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+    known = names.attacks() if comma else [*names.PRESETS, *names.attacks()]
+    return [f"{before}{comma}{name}" for name in known if name.startswith(last)]
 
 
 Recipe = Annotated[
@@ -72,6 +86,12 @@ Data = Annotated[
     str | None,
     typer.Option(help="Folder with data files; default: $IMMUNIS_DATA, then ~/.cache/immunis."),
 ]
+Outside = Annotated[
+    bool, typer.Option("--allow-outside", help="Let the recipe name files outside its own folder.")
+]
+AllowBroken = Annotated[
+    bool, typer.Option("--allow-broken", help="Accept a model that lost its primary task.")
+]
 Output = Annotated[
     str | None,
     typer.Option("--output", "-o", help="Folder for the results; it is made if it is missing."),
@@ -85,12 +105,27 @@ Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else.")
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only estimate time and memory, from a short pilot.")
+    bool, typer.Option("--dry-run", help="Only estimate time and memory, from a short trial run.")
+]
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CONDITION",
+        help="Exit with code 1 if this holds, as 'kept>0.1 or primary<-0.5'. May be given again.",
+    ),
 ]
 Device = Annotated[
     str, typer.Option(help="Where models run: cpu, cuda, auto, or mps (not for training).")
 ]
 Precision = Annotated[str, typer.Option(help="Precision of training: 32-true, bf16-mixed, ...")]
+
+
+def conditions(texts: list[str] | None, kind: str, models: Iterable[str] | None = None) -> Any:
+    """Return what ``--fail-if`` asks; refuse unknown figures and models before anything runs."""
+    from immunis.report.fail_if import condition
+
+    known = None if models is None else list(models)
+    return [part for text in texts or () for part in condition(text, kind, known)]
 
 
 def _version(wanted: bool) -> None:
@@ -101,12 +136,13 @@ def _version(wanted: bool) -> None:
 
 FIRST = """immunis {version}: make open-weight models hard to turn to harm, and measure how hard.
 
-  immunis demo              every method on bundled digits, in seconds: start here
+  immunis demo              defend and attack a small network, in a minute: start here
   immunis list recipes      what can be run as it is
   immunis measure RECIPE    how far conditioning could go on a pair of tasks
   immunis immunize RECIPE   defend a model; weights, model card and card come out
   immunis audit RECIPE      what every attacker pays, controls beside it
   immunis card RECORD       one page to publish
+  immunis view FOLDER       all runs and cards on a local page
 
   immunis --help            all commands; immunis COMMAND --help: all options"""
 

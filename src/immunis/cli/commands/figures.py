@@ -8,7 +8,7 @@ from immunis.cli.options import Output, Records, app
 
 @app.command()
 def figures(records: Records, output: Output = None) -> None:
-    """Draw the figures of records as a paper prints them: PDF for print, PNG for screens."""
+    """Draw the figures of records: PDF for print, PNG for screens."""
     import immunis.paper.figures  # noqa: F401 - adds those of a reproduction
     from immunis.report.figures import write_figures
 

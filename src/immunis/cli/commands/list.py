@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from immunis.cli.console import out, show
+from immunis.cli.console import manner, show, show_json
 from immunis.cli.options import app
-from immunis.report.format import Table
+from immunis.report.markup import Table
 
 
 @app.command("list")
@@ -18,7 +18,10 @@ def list_(
     ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List the methods with their settings, the attacks, the bundled recipes, the data sources."""
+    """List methods with their settings, attacks, bundled recipes and data sources.
+
+    With --quiet it prints names alone, one a line.
+    """
     from immunis.core.errors import unknown
     from immunis.recipes import catalogue
 
@@ -27,7 +30,12 @@ def list_(
         raise unknown("list", what, found)
     found = {what: found[what]} if what else found
     if json:
-        out.print_json(data=found)
+        show_json(found)
+        return
+    if manner.quiet:  # names alone: they are the result
+        for entries in found.values():
+            for entry in entries:
+                typer.echo(entry["name"])
         return
     for kind, entries in found.items():
         rows = [list(entry.values()) for entry in entries]
