@@ -2,6 +2,7 @@ import csv
 import gzip
 import importlib.util
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -12,15 +13,16 @@ import pytest
 import torch
 
 from helpers.tasks import make_task
-from immunis import RankWarning
+from immunis import RankWarning, Record
 from immunis.cli import console
 from immunis.cli import main as cli
+from immunis.core.records import source_commit
 from immunis.data.sources import digits
 
 if importlib.util.find_spec("hypothesis"):  # make test-extras goes without
     from hypothesis import settings
 
-    settings.register_profile("fuzz", max_examples=3000)  # make fuzz
+    settings.register_profile("fuzz", max_examples=3300)  # make fuzz
 torch.set_num_threads(1)  # the suite runs one process per core
 EXTRAS = {
     "test_vision.py": ("timm", "torchvision", "peft"),
@@ -33,6 +35,23 @@ collect_ignore += [  # what is not installed; make test-extras has all of it
     for file, names in EXTRAS.items()
     if not all(map(importlib.util.find_spec, names))
 ]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Write the record of ``make fuzz``: by check, how many cases were right, refused or wrong.
+
+    A run of some checks alone (``-k``), or one that is cut short, adds their rows to the record.
+    """
+    if config.getoption("--hypothesis-profile", None) != "fuzz" or hasattr(config, "workerinput"):
+        return
+    reports = (r for of in terminalreporter.stats.values() for r in of if hasattr(r, "when"))
+    told = [pair for r in reports if r.when == "call" for pair in r.user_properties]
+    if told:
+        path = Path(__file__).parents[1] / "results" / "fuzz.json"
+        old = Record.load(path) if path.exists() else None
+        checks = dict(sorted({**(old.figures["checks"] if old else {}), **dict(told)}.items()))
+        commits = {**(old.settings if old else {}), **{name: source_commit() for name, _ in told}}
+        print("written:", Record("fuzz", "numeric cases", {"checks": checks}, commits).save(path))
 
 
 @pytest.fixture(autouse=True)
@@ -133,3 +152,17 @@ def mnist_folder(tmp_path_factory):
             packed = gzip.compress(head + array.astype(np.uint8).tobytes(), 1)
             (folder / f"{name}-ubyte.gz").write_bytes(packed)
     return folder.parent
+
+
+@pytest.fixture
+def no_hang():
+    """Fail a test that takes half a minute, such as one that waits for a pipe."""
+
+    def late(*_):
+        pytest.fail("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

@@ -16,9 +16,10 @@ from helpers.images import write_folders
 from immunis import SettingsError, Task
 from immunis.data.loader import Stream
 from immunis.data.sources import gpu_decode
+from immunis.data.sources.decode import decode
 from immunis.data.sources.gpu_decode import Decoder, Encoded, packed, shown
-from immunis.data.sources.image_dataset import Images, Item, decode
-from immunis.data.sources.images import images
+from immunis.data.sources.image_dataset import Images, Item
+from immunis.data.sources.image_folders import images
 from immunis.data.split import Corrupt
 
 SIZE, CPU = 32, torch.device("cpu")

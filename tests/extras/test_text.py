@@ -6,8 +6,8 @@ import transformers
 from torch import nn
 
 from immunis import SettingsError, Task, audit, immunize
-from immunis.models.find_head import cut
-from immunis.models.rebuild import config
+from immunis.models.find_cut import cut
+from immunis.models.weights import config
 from immunis.report.export import export
 from immunis.training.settings import Training
 
@@ -92,7 +92,8 @@ def test_a_wrapper_with_a_configuration_is_no_transformers_model():
             self.inner = classifier()
             self.config = self.inner.config
 
-    assert config(Wrapped()) == {"architectures": ["Wrapped"], "library": "torch"}
+    found = config(Wrapped())
+    assert found["architectures"] == ["Wrapped"] and found["library"] == "torch"
 
 
 def test_a_bare_encoder_is_trained_with_a_head_beside_it(tmp_path):
@@ -100,7 +101,7 @@ def test_a_bare_encoder_is_trained_with_a_head_beside_it(tmp_path):
     encoder = classifier().bert
     training = Training(layers=["encoder.layer.1"], steps=3, batch=16, harmful_batch=40, evaluate=1)
     head = nn.Linear(encoder.config.hidden_size, 3)
-    result = immunize(encoder, primary, harmful, "probe", head=head, training=training)
+    result = immunize(encoder, primary, harmful, "probe", head=head, training=training, weight=10.0)
     export(result.model, result.record, tmp_path)
     assert 'library_name: "transformers"' in (tmp_path / "README.md").read_text()
     again = transformers.AutoModel.from_pretrained(tmp_path).eval()
@@ -115,7 +116,7 @@ def test_it_is_trained_and_loads_with_from_pretrained(tmp_path):
         evaluate=1,
     )  # fmt: skip
     primary, harmful = tokens(60, 3, 1), tokens(60, 2, 2)
-    result = immunize(classifier(), primary, harmful, "probe", training=training)
+    result = immunize(classifier(), primary, harmful, "probe", training=training, weight=10.0)
     export(result.model, result.record, tmp_path)
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     x = primary.test.first(4)
@@ -129,7 +130,7 @@ def test_of_a_t5_encoder_the_last_block_is_trained_with_the_norm_behind_it():
     )
     whole = cut(transformers.T5EncoderModel(made).eval(), tokens(20, 3, 1).train.first(2))
     assert whole.stages[-1].endswith("block.1")
-    assert whole.trailing == ("encoder.final_layer_norm",)
+    assert whole.norms[whole.stages[-1]] == ("encoder.final_layer_norm",)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -146,7 +147,7 @@ def test_a_decoder_is_read_at_the_last_token_that_is_no_padding():
     wanted = hidden[torch.arange(4), torch.tensor([7, 7, 4, 7])]
     torch.testing.assert_close(read, wanted, atol=1e-5, rtol=1e-4)
     training = Training(steps=2, batch=16, harmful_batch=40, evaluate=1)
-    found = immunize(model, primary, harmful, "probe", head="score", training=training)
+    found = immunize(model, primary, harmful, "probe", head="score", training=training, weight=10.0)
     assert found.record.figures["spectra"]["harmful"]["after"]["dimension"] == 16
     pytest.importorskip("peft")
     tried = audit(

@@ -18,7 +18,7 @@ from immunis import Record, Task, audit, immunize, measure
 from immunis.data.sources import digits
 from immunis.paper import house_prices, reproduce
 from immunis.recipes import demo
-from immunis.training.loop import Training
+from immunis.training.settings import Training
 
 TIMES = ("seconds", "created", "training_seconds")
 
@@ -38,7 +38,11 @@ def records(folder: Path) -> dict[str, Record]:
     erased = immunize(eye, primary, harmful, "erase")
     with_batches = immunize(eye, primary, harmful, "condition", batch_size=256, steps=2, seed=1)
     network = immunize(
-        small_net(), *tasks(), "probe", training=Training(steps=4, batch=48, harmful_batch=96)
+        small_net(),
+        *tasks(),
+        "probe",
+        weight=10.0,
+        training=Training(steps=4, batch=48, harmful_batch=96),
     )
     chosen = {"erase": ("erase", {}), "imma": ("imma", {"steps": 5})}
     kept, demo.RUNS = demo.RUNS, chosen

@@ -4,7 +4,6 @@ import os
 import socket
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -13,40 +12,26 @@ from torch import nn
 
 from helpers import faulty
 from helpers.networks import small_net, tasks
+from helpers.training import objective
 from immunis import InputError, Task
-from immunis.core.distributed import joined, world
-from immunis.core.lost_process import leave_processes
-from immunis.methods import get_method
-from immunis.methods.probe import hold, total_variance
-from immunis.models.find_head import cut
-from immunis.theory.feature_maps import even, fourier, white
+from immunis.core.distributed import leave_processes, world
+from immunis.methods.probe import visible
+from immunis.models.find_cut import cut
+from immunis.theory.feature_maps import narrowed
+from immunis.theory.probes import rho
 from immunis.theory.regularizers import feature_hessian, r_ill, r_well
-from immunis.theory.rho import nu, recalled, rho
-from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
-from immunis.training.settings import Training
+from immunis.training.settings import Hardware, Training
 
 LIMIT = 300  # seconds; generous, since other tests may run beside
-
-
-def lifted(z):
-    """A few random features of the rows of all processes, the same ones on each."""
-    draws = torch.Generator().manual_seed(3)
-    return fourier(white(joined(z), 1e-3), 12, 0.1, draws)
 
 
 REGULARIZERS = {
     "r_well": lambda z, y: r_well(feature_hessian(z, across=True)),
     "r_ill": lambda z, y: r_ill(feature_hessian(z, across=True)),
     "rho": lambda z, y: rho(z, y, across=True),
-    "lifted": lambda z, y: rho(lifted(z), joined(y)),
-    "even": lambda z, y: rho(even(joined(z)), joined(y)),
-    "near": lambda z, y: nu(even(joined(z)), joined(y)),
-    "recall": lambda z, y: rho(z, recalled(z.detach().square(), y), across=True),
-    "collapse": lambda z, y: total_variance(z).log(),
-    "hold": lambda z, y: hold(
-        SimpleNamespace(primary={"": z}, teacher=(None, z.detach() + y[:, :1]))
-    ),
+    "narrowed": lambda z, y: rho(narrowed(z, 3, torch.Generator().manual_seed(3)), y, across=True),
+    "visible": visible,
 }
 
 
@@ -109,19 +94,17 @@ def spawn(call, *arguments):
 
 def run(hardware, name="probe", folder=None, batchnorm="freeze", **more):
     primary, harmful = tasks()
-    whole = cut(small_net(), primary.train.first(2), 4)
-    method = get_method(name)
-    objective = method.objective(method.configure(more, network=True), whole)
+    whole, goal = cut(small_net(), primary.train.first(2), 4), objective(name, **more)
     training = Training(
         steps=4, batch=48, harmful_batch=96, rate=1e-3, optimizer="sgd", evaluate=2,
         batchnorm=batchnorm,
     )  # fmt: skip
-    return fit(whole, objective, primary, harmful, training, hardware, folder=folder)
+    return fit(whole, goal, primary, harmful, training, hardware, folder=folder)
 
 
-def train(rank, port, folder, name, settings):
+def train(rank, port, folder, name, settings, strategy="ddp"):
     start(rank, port)
-    result = run(Hardware(devices=2, strategy="ddp"), name, folder, **settings)
+    result = run(Hardware(devices=2, strategy=strategy), name, folder, **settings)
     torch.save((result.model.state_dict(), result.history), f"{folder}/model{rank}.pt")
 
 
@@ -138,9 +121,7 @@ def train_on_other_data(rank, port, folder):
     if rank == 1:
         harmful = Task((x[y != 2], y[y != 2]), name="harmful")  # lacks a class
     whole = cut(small_net(), primary.train.first(2), 4)
-    method = get_method("probe")
-    objective = method.objective(method.configure({}, network=True), whole)
     try:
-        fit(whole, objective, primary, harmful, Training(steps=2, evaluate=1))
+        fit(whole, objective("probe"), primary, harmful, Training(steps=2, evaluate=1))
     except InputError as error:
         Path(folder, f"said{rank}").write_text(str(error))

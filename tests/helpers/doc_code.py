@@ -18,11 +18,12 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
+import immunis.cli.commands  # noqa: F401 - registers them
 from helpers import ROOT
-from immunis.cli.main import app
+from immunis.cli.options import app
 from immunis.recipes import load_recipe
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "console", "toml", "math", "text"}
 FENCE = re.compile(
     r"(?:<!-- (?P<mark>not run|needs): (?P<why>[^\n]+?) -->\n)?"

@@ -19,19 +19,19 @@ import numpy as np
 import torch
 
 from helpers.networks import small_net, tasks
+from helpers.training import objective
 from immunis import LostProcessError, Record
 from immunis.cli import main as cli
 from immunis.cli.console import held, take
-from immunis.core import lost_process
-from immunis.core.files import release
-from immunis.core.hashing import key_of
+from immunis.core import distributed
+from immunis.core.files import key_of
 from immunis.core.jobs import Job, Run, sweep
-from immunis.methods import get_method
-from immunis.models.find_head import cut
+from immunis.core.locks import hold
+from immunis.core.releases import release
+from immunis.models.find_cut import cut
 from immunis.training import checkpoint
-from immunis.training.hardware import Hardware
 from immunis.training.loop import fit
-from immunis.training.settings import Training
+from immunis.training.settings import Hardware, Training
 
 for name in ("report.card", "methods.record", "report.export", "recipes.pipeline", "report.tables"):
     importlib.import_module(f"immunis.{name}")  # the commands import them late
@@ -47,9 +47,9 @@ TRAINING = (
 )
 RECIPES = {
     "linear": DATA + "[method]\nname = 'frontier'\n",
-    "network": DATA + TRAINING + "[method]\nname = 'probe'\n",
+    "network": DATA + TRAINING + "[method]\nname = 'probe'\nweight = 10\n",
     "audit": DATA + TRAINING + "[audit]\nattacks = ['ridge', 'knn']\nseeds = 1\nbudget = 3\n"
-    "[[audit.methods]]\nname = 'probe'\n",
+    "[[audit.methods]]\nname = 'probe'\nweight = 10\n",
 }
 COMMANDS = {
     "linear": ["immunize", "linear.toml"],
@@ -85,6 +85,21 @@ def square(number):
     return {"square": number**2, "root": number**0.5}
 
 
+def nap(values, seconds, folder):
+    """Say in a folder that this process has the values, and sleep."""
+    (folder / f"napping-{os.getpid()}").touch()
+    time.sleep(seconds)
+    return len(values)
+
+
+def run_long_sweep(folder):
+    """Hold a folder and keep two workers busy for an hour, with an array that they share."""
+    told = Path(folder).parent
+    jobs = {key_of(n): Job(nap, (np.full(1 << 18, n), 3600, told)) for n in range(4)}
+    with hold(folder):
+        sweep(jobs, Run(workers=2, folder=Path(folder) / "jobs"))
+
+
 def run_sweep(folder):
     jobs = {key_of(n): Job(square, (n,)) for n in range(12)}
     found = sweep(jobs, Run(folder=folder / "jobs"))
@@ -114,17 +129,17 @@ def run(what, folder, log, die_at=None, largest=None):
 
 def orphan(folder, launched):
     """Watch in a process whose parent ends at once; it writes what it has lived to see."""
-    lost_process._POLL = lost_process._GRACE = 0.05
+    distributed._POLL = distributed._GRACE = 0.05
     os.environ["LOCAL_RANK"] = "1" if launched else "0"
     ready, tell = os.pipe()
     if os.fork():
         os.read(ready, 1)
         os._exit(0)
     os.dup2(os.open(f"{folder}/said", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
-    lost_process.watch_processes()
+    distributed.watch_processes()
     os.write(tell, b"x")
     time.sleep(600.0 if launched else 1.0)
-    lost_process.leave_processes()
+    distributed.leave_processes()
     Path(folder, "lived").write_text(" ".join(t.name for t in threading.enumerate()))
     os._exit(0)
 
@@ -132,7 +147,7 @@ def orphan(folder, launched):
 STEPS = 6
 
 
-def train(rank, port, folder, processes, die_at=None, resume=False, late=False):
+def train(rank, port, folder, processes, die_at=None, resume=False, late=False, strategy="ddp"):
     """Train a small network as one of several processes.
 
     If asked, the last one dies at a step, or its clock says that a checkpoint is always due.
@@ -147,7 +162,6 @@ def train(rank, port, folder, processes, die_at=None, resume=False, late=False):
         )  # fmt: skip
     primary, harmful = tasks()
     whole = cut(small_net(), primary.train.first(2), 4)
-    method = get_method("probe")
     settings = Training(
         steps=STEPS, batch=48, harmful_batch=96, rate=1e-3, optimizer="sgd", evaluate=3
     )
@@ -158,8 +172,8 @@ def train(rank, port, folder, processes, die_at=None, resume=False, late=False):
 
     try:
         result = fit(
-            whole, method.objective(method.configure({}, network=True), whole), primary, harmful,
-            settings, Hardware(devices=processes, strategy="ddp" if processes > 1 else "auto"),
+            whole, objective("probe"), primary, harmful,
+            settings, Hardware(devices=processes, strategy=strategy if processes > 1 else "auto"),
             folder=folder, resume=resume, progress=progress,
         )  # fmt: skip
     except LostProcessError as error:

@@ -1,10 +1,14 @@
 """Small networks and image tasks for the tests of deep methods."""
 
+import copy
+
 import torch
 from torch import nn
 
 from immunis import Task
-from immunis.training import step as training_step
+from immunis.training.balance import balanced_weights
+from immunis.training.simulated import attack
+from immunis.training.step import add_gradient, clear, values_of
 
 
 def small_net(classes=4, seed=0):
@@ -64,21 +68,21 @@ def flat_network(d=6, classes=3):
 
 def add_gradients(run, rows):
     """Leave a training step's gradient in place; return the values of its terms."""
-    run.weights = run.weights or training_step.balanced_weights(run, rows)
-    training_step.clear(run)
-    terms = training_step.attack(run, rows)
-    terms |= training_step.add_gradient(run, rows, run.objective.terms, run.weights)
-    return training_step.values_of(terms)
+    run.weights = run.weights or balanced_weights(run, rows)
+    clear(run)
+    terms = attack(run, rows)
+    terms |= add_gradient(run, rows, run.objective.terms, run.weights)
+    return values_of(terms)
 
 
 class Tokens(nn.Module):
     """A container of blocks, as in a transformer, with a parameter of its own."""
 
-    def __init__(self):
+    def __init__(self, classes=2):
         super().__init__()
         self.token = nn.Parameter(torch.zeros(1, 1, 6))
         self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(4)])
-        self.head = nn.Linear(6, 2)
+        self.head = nn.Linear(6, classes)
 
     def forward(self, x):
         x = x + self.token
@@ -119,3 +123,17 @@ class Turned(nn.Module):
         for block in self.blocks:
             z = z + torch.tanh(block(z))
         return self.head(z.mean(0))
+
+
+def whole_again(model, original, rows):
+    """A copy of the original with the weights of a network that kept some rows of its head."""
+    found, own = copy.deepcopy(original), model.state_dict()
+    state = found.state_dict()
+    assert own.keys() == state.keys(), "the two networks have other keys"
+    for name, values in own.items():
+        if values.shape == state[name].shape:
+            state[name] = values
+        else:
+            state[name] = state[name].index_copy(0, torch.tensor(rows), values)
+    found.load_state_dict(state)
+    return found.eval()

@@ -7,7 +7,6 @@ Fast paths in ``src`` are stepped together with these in tests and timed against
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -186,50 +185,3 @@ class PlainNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.layer(x))
-
-
-def naive_released_step(
-    weight: Tensor, omega: Tensor, x_p: Tensor, y_p: Tensor, x_h: Tensor, settings: Any
-) -> tuple[Tensor, Tensor | None]:
-    """One step of the paper's released loop, by autograd through D×D decompositions and inverses.
-
-    σ_min of R_ill and of log κ is the floor of a rank-deficient batch: constant.
-    """
-    weight, omega = weight.clone().requires_grad_(), omega.clone().requires_grad_()
-    d, eye = weight.shape[1], torch.eye(weight.shape[1], dtype=weight.dtype)
-
-    def features(x: Tensor, ridge: float | None) -> Tensor:
-        if ridge is None:
-            return x @ weight.T
-        return NaiveDummyLinear.apply(x, weight, ridge, True)
-
-    def spectrum(z: Tensor) -> Tensor:
-        return torch.linalg.eigvalsh(z.T @ z + 1e-6 * eye)
-
-    ill = (
-        2
-        * d
-        / (
-            (features(x_h, settings.ridge_harmful).T @ features(x_h, settings.ridge_harmful)) ** 2
-        ).sum()
-    )
-    if settings.objective == "r_ill":
-        total = settings.lambda_harmful * ill
-    elif settings.objective == "opt_kappa":
-        parts = [torch.linalg.svdvals(features(x, None)) ** 2 for x in (x_p, x_h)]
-        total = parts[0].max() / parts[0].min() - parts[1].max() / parts[1].min()
-    elif settings.objective == "opt_log_kappa":
-        total = (
-            spectrum(features(x_p, None)).max().log() - spectrum(features(x_h, None)).max().log()
-        )
-    else:
-        outputs = features(x_p, None) @ omega
-        if settings.loss == "squared":
-            loss = ((outputs - y_p) ** 2).sum() / len(y_p)
-        else:
-            loss = nn.functional.binary_cross_entropy_with_logits(outputs, y_p)
-        z = features(x_p, settings.ridge_primary)
-        well = spectrum(z).max() ** 2 / 2 - ((z.T @ z) ** 2).sum() / (2 * d)
-        total = loss + settings.lambda_primary * well + settings.lambda_harmful * ill
-    total.backward()
-    return weight.grad, omega.grad

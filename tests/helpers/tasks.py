@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from immunis import Task, gram
+from immunis.data.checks import hash_rows
 from immunis.methods import LinearProblem
 
 
@@ -16,6 +17,11 @@ def make_task(n=60, d=5, classes=3, seed=0, name="toy", shift=0.0, scales=None):
     x *= np.logspace(0, 1, d) if scales is None else scales
     cut = n * 3 // 4
     return Task((x[:cut], y[:cut]), (x[cut:], y[cut:]), name)
+
+
+def row_hashes(split):
+    """A hash of each input row of a split."""
+    return list(hash_rows(split.tensors()[0]))
 
 
 def linear_problem(primary, harmful, theta=None):

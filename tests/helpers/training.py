@@ -5,7 +5,7 @@ from torch.utils.data import Dataset
 
 from helpers.networks import small_net, tasks
 from immunis.methods import get_method
-from immunis.models.find_head import cut
+from immunis.models.find_cut import cut
 from immunis.training.loop import fit
 from immunis.training.settings import Training
 
@@ -17,9 +17,11 @@ def whole(model=None, primary=None):
     return cut(model or small_net(), primary.train.first(2), primary.outputs)
 
 
-def objective(name, **settings):
+def objective(name, part=None, **settings):
     method = get_method(name)
-    return method.objective(method.configure(settings, network=True), whole())
+    if method.searched:
+        settings = {method.searched: 10.0, **settings}
+    return method.objective(method.configure(settings, network=True), part or whole())
 
 
 def run(name="probe", training=SHORT, settings=None, **more):

@@ -1,6 +1,8 @@
 """Every code block of the README and the docs runs, or says why it does not."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 
@@ -10,7 +12,7 @@ from immunis.attacks import ATTACKS
 from immunis.methods import METHODS
 
 
-@pytest.mark.parametrize("path", doc_code.PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", doc_code.PAGES, ids=lambda p: str(p.relative_to(doc_code.ROOT)))
 @pytest.mark.filterwarnings("ignore::immunis.RankWarning")
 def test_the_code_of_a_page_runs(path, tmp_path, monkeypatch):
     registries = [(each, copy.copy(each)) for each in (ATTACKS, METHODS)]
@@ -27,6 +29,18 @@ def test_what_is_added_takes_fewer_than_forty_lines(name):
     page = doc_code.ROOT / "docs" / f"{name}.md"
     (code,) = (b.code for b in doc_code.blocks(page) if (b.title or "").endswith(".py"))
     assert code.count("\n") < 40
+
+
+@pytest.mark.parametrize("name", ["add-a-method", "add-an-attack"])
+@pytest.mark.parametrize("command", [["check", "--no-cache"], ["format", "--check", "--no-cache"]])
+def test_what_is_added_passes_the_linter(name, command, tmp_path):
+    page = doc_code.ROOT / "docs" / f"{name}.md"
+    (block,) = (b for b in doc_code.blocks(page) if (b.title or "").endswith(".py"))
+    (tmp_path / block.title).write_text(block.code, encoding="utf-8")
+    config = "--config", str(doc_code.ROOT / "pyproject.toml")
+    ruff = [sys.executable, "-m", "ruff", *command, *config, str(tmp_path)]
+    done = subprocess.run(ruff, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,56 @@
 import importlib
 import io
 import re
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from helpers import ROOT, doc_code
+import immunis
+from helpers import RESULTS, ROOT, doc_code
 from immunis.core.records import Record
 
 sys.path.insert(0, str(ROOT / "docs"))
-build = importlib.import_module("build")
+build, age = map(importlib.import_module, ("build", "age"))
 
 
-@pytest.mark.parametrize("path", build.PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", build.PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_tables_equal_their_records(path):
     text = path.read_text(encoding="utf-8")
     assert build.page(text) == text, "run: python docs/build.py"
     assert text.count("<!-- table:") == len(build.BLOCK.findall(text))
+
+
+def test_a_line_above_a_table_says_what_its_record_was_made_before():
+    def audit(day, commit, **figures):
+        return Record("audit", "x", figures, created=f"{day}T00:00:00+00:00", commit=commit * 40)
+
+    today = audit("2027-01-01", "a", scored={}, factors={})
+    older = audit("2026-01-01", "b")
+    assert age.note([today]) == ""
+    assert "Made by 2027-01-01" in age.note([today, older])
+    assert "`aaaaaaa`, `bbbbbbb`" in age.note([today, older])
+    parts = {"killed": {"commit": None}, "lost": {"commit": "c"}}
+    faults = Record("bench", "faults", {}, parts, commit="c" * 40)
+    assert age.note([faults]) == "*These parts name no commit: killed.*\n\n"
+    gone = Record("bench", "core", {}, commit=age.GONE[0] + "0" * 31)
+    assert "not in the history" in age.note([gone])
+    changed = Record("bench", "core", {}, commit="a" * 40 + "+")
+    assert "`aaaaaaa`, with changes that were not committed" in age.note([changed])
+
+
+def test_commits_of_records_are_in_the_history_or_said_to_be_gone():
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("needs the history of the repository")
+    every = set(git("rev-list", "HEAD").stdout.split())
+    records = [Record.load(path) for path in RESULTS.glob("*.json")]
+    lost = {r.commit for r in records if r.commit and r.commit.rstrip("+") not in every}
+    assert {commit[:9] for commit in lost} == set(age.GONE)
 
 
 def test_audits_of_one_original_are_joined_and_a_mended_attack_is_the_last_ones():
@@ -82,13 +114,25 @@ def test_the_attack_in_the_docs_passes_the_contract():
     assert search(found["ATTACK"], arena).points[-1].test > 0.9
 
 
-@pytest.mark.parametrize("path", build.PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", build.PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_between_files_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (path.parent / target).exists(), target
             inside = (path.parent / target).resolve().is_relative_to(ROOT / "docs")
             assert inside or path.parent == ROOT, f"{target} is no page of the site"
+
+
+def test_the_api_pages_have_every_public_name_on_the_page_of_its_room():
+    shown = set()
+    for page in (ROOT / "docs" / "api").glob("*.md"):
+        for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.M):
+            assert name.split(".")[1] == page.stem, f"{name} stands on {page.name}"
+            assert name not in shown, f"{name} is shown twice"
+            shown.add(name)
+    for name in set(immunis.__all__) - {"__version__"}:
+        room = getattr(immunis, name).__module__
+        assert {room, f"{room}.{name}"} & shown, f"{name} of {room} is on no page in docs/api"
 
 
 def test_every_test_that_the_reliability_table_names_exists():

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import re
+import resource
+import shutil
 import socket
 import struct
 import sys
@@ -13,6 +15,7 @@ import time
 import zipfile
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
@@ -20,17 +23,27 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from helpers import faulty
-from immunis import InputError, Record, SettingsError
+from helpers.images import write_folders
+from immunis import InputError, OutputError, Record, SettingsError
 from immunis.cli import main as cli
+from immunis.core.files import check_unpacked, sealed
 from immunis.core.jobs import Job, Run, sweep
+from immunis.core.locks import hold
+from immunis.core.releases import release, settle
 from immunis.data.sources import mnist_images, npz
-from immunis.data.sources.common import check_unpacked
+from immunis.data.sources.gpu_decode import Encoded
+from immunis.data.sources.image_dataset import Images, Item
 from immunis.data.sources.image_layouts import read_images
-from immunis.models.weights import load_weights
-from immunis.models.zoo import _weights_only, named_network
+from immunis.data.split import Corrupt
+from immunis.models import text as text_models
+from immunis.models.pretrained import shown_as
+from immunis.models.weights import load_weights, read_tensors
+from immunis.models.zoo import named_network, weights_only
 from immunis.recipes import load_recipe
+from immunis.report.about import About
 from immunis.report.card import render
 from immunis.training import checkpoint as checkpoints
 
@@ -54,6 +67,7 @@ def test_nothing_in_the_source_unpickles_or_evaluates():
         r"\btorch\.load\(": "weights_only=True",
         r"\bnp\.load\(": "allow_pickle=False",
         r"\byaml\.|(?<![\w.])(eval|exec|compile|__import__)\(": "",
+        r"\bImage\.open\(": "formats=",
         r"os\.system|shell=True|trust_remote_code=True": "",
     }
     for path in SOURCE.rglob("*.py"):
@@ -91,7 +105,7 @@ def test_a_malicious_pickle_is_refused_and_never_run(tmp_path, kind):
             load_weights(torch.nn.Linear(1, 1), tmp_path / "e.safetensors")
     else:  # a library that asks for unpickling does not get it
         path.write_bytes(raw)
-        with _weights_only(), pytest.raises(Exception, match="[Ww]eights only"):
+        with weights_only(), pytest.raises(Exception, match="[Ww]eights only"):
             torch.load(path, weights_only=False)
     assert not ran.exists()
 
@@ -118,21 +132,18 @@ def recipe(folder, text):
     return load_recipe(folder / "r.toml")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[data]\nsource = 'npz'\nprimary = '../secret.npz'\nharmful = 'h.npz'",
-        "[data]\nsource = 'npz'\nprimary = 'p.npz'\nharmful = '/etc/passwd'",
-        "[data]\nsource = 'npz'\nprimary = 'a/../../p.npz'\nharmful = 'h.npz'",
-        "[data]\nsource = 'images'\nprimary = 'p'\nharmful = '/srv/h'",
-        "[data]\nsource = 'mnist-pair'\nprimary = 1\nharmful = 2\nfolder = '../..'",
-        "[data]\nsource = 'digits'\n[model]\nweights = '/root/w.safetensors'",
-        "[data]\nsource = 'digits'\n[model]\ntimm = 'resnet18'\ncheckpoint = '../w.pt'",
-    ],
-)
-def test_a_recipe_reads_nothing_outside_its_folder(tmp_path, text):
-    with pytest.raises(SettingsError, match="leaves its folder.*--data"):
-        recipe(tmp_path, text)
+def test_ghostscript_never_runs(monkeypatch):
+    from PIL import EpsImagePlugin
+
+    ran = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: ran.append(1))
+    buffer = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(buffer, "EPS")
+    image = Item(buffer.getvalue() + b"\xff\xd9", 0, "innocent.jpg")  # ends as a JPEG does
+    one = Images([image], 8)
+    assert isinstance(one.pixels(0), Corrupt)
+    assert isinstance(Encoded(one)[0], Corrupt)
+    assert not ran
 
 
 def test_an_annotation_that_names_a_file_elsewhere_is_refused(tmp_path):
@@ -142,7 +153,7 @@ def test_an_annotation_that_names_a_file_elsewhere_is_refused(tmp_path):
     rows = np.array([("../../etc/passwd", 1.0), ("b.jpg", 2.0)], dtype=kind)
     (tmp_path / "devkit").mkdir()
     savemat(tmp_path / "devkit" / "cars_train_annos.mat", {"annotations": rows})
-    with pytest.raises(InputError, match=r"'../../etc/passwd' is no plain file name"):
+    with pytest.raises(InputError, match=r"plain file names, got '../../etc/passwd'"):
         read_images(tmp_path, "train", 8)
 
 
@@ -166,7 +177,7 @@ def test_options_that_load_or_run_files_are_refused(library, options):
 
 
 def test_a_packed_bomb_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("immunis.data.sources.common.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("immunis.core.files.MOST_BYTES", 1 << 20)
     monkeypatch.setattr(sys.modules[mnist_images.__module__], "MOST", 1 << 20)
     monkeypatch.setattr("immunis.data.sources.image_layouts.MOST_MAT", 1 << 20)
     zeros = np.zeros(1 << 24, np.uint8)
@@ -208,7 +219,7 @@ def parquet(path, rows, content=b"x"):
 
 
 def test_a_parquet_bomb_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("immunis.data.sources.common.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("immunis.core.files.MOST_BYTES", 1 << 20)
     parquet(tmp_path / "train.parquet", 5000, bytes(10_000))  # one value, 5,000 times over
     assert (tmp_path / "train.parquet").stat().st_size < 100_000
     with pytest.raises(InputError, match=r"train\.parquet unpacks to .* bytes or more"):
@@ -217,7 +228,7 @@ def test_a_parquet_bomb_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("form", ["dictionary", "nested", "path"])
 def test_a_parquet_whose_rows_share_a_value_is_refused(tmp_path, monkeypatch, form):
-    monkeypatch.setattr("immunis.data.sources.common.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("immunis.core.files.MOST_BYTES", 1 << 20)
     rows, big = 300, pyarrow.array([bytes(10_000)])
     images = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), big)
     if form == "nested":
@@ -235,7 +246,7 @@ def test_a_parquet_whose_rows_share_a_value_is_refused(tmp_path, monkeypatch, fo
 
 
 def test_large_rows_of_a_parquet_are_not_unpacked_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("immunis.data.sources.common.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("immunis.core.files.MOST_BYTES", 1 << 20)
     parquet(tmp_path / "train.parquet", 64, bytes(1 << 20))
     before = pyarrow.default_memory_pool()
     pool = pyarrow.proxy_memory_pool(pyarrow.system_memory_pool())
@@ -268,7 +279,7 @@ def test_a_packed_pytorch_file_is_refused_before_it_is_unpacked(tmp_path, kind):
         (torch.tensor([[float("nan")]]), "weight holds NaN"),
         (torch.tensor([[float("inf")]]), "weight holds NaN or inf"),
         (torch.tensor([[1e300]], dtype=torch.float64), "infinities in torch.float32"),
-        (torch.tensor([[1 + 2j]]), "weight is torch.complex64, expected torch.float32"),
+        (torch.tensor([[1 + 2j]]), "weight is torch.complex64; expected float16"),
     ],
 )
 def test_weights_that_are_no_numbers_are_refused_and_the_model_kept(tmp_path, weight, says):
@@ -344,7 +355,6 @@ def test_an_image_bomb_is_refused(tmp_path, side):
     (tmp_path / "train" / "a" / "bomb.png").write_bytes(png_of(side, side))
     found = read_images(tmp_path, "train", 8)[0]
     assert re.search(r"pixels; at most|DecompressionBomb", found.reason)
-    assert Image.MAX_IMAGE_PIXELS is not None
 
 
 def test_markup_in_names_stays_text(tmp_path):
@@ -353,7 +363,7 @@ def test_markup_in_names_stays_text(tmp_path):
     text = source.read_text().replace("erase", "<script>alert(1)</script>")
     values = {**json.loads(text), "name": evil}
     values.pop("checksum", None)
-    (tmp_path / "r.json").write_text(json.dumps(values))
+    (tmp_path / "r.json").write_text(sealed(values))
     page = render(Record.load(tmp_path / "r.json"))
     assert "alert(1)" in page
     assert "<script>alert" not in page and "<img src=x" not in page
@@ -365,34 +375,94 @@ def test_markup_in_names_stays_text(tmp_path):
         ('{"kind": "x", "name": "y", "figures": {}, "schema": 2}', "schema 2; this .* Upgrade"),
         ('{"kind": "x", "name": "y", "figures": {}, "schema": true}', "schema True; this"),
         ('{"kind": "x", "name": "y", "schema": 1, "figures": ' + "[" * 100_000, "not JSON"),
+        (
+            '{"kind": "x", "name": "y", "schema": 1, "figures": ' + "[" * 700 + "]" * 700 + "}",
+            "deeper",
+        ),
+        (
+            '{"kind": "x", "schema": 1, "figures": ' + '{"a":' * 101 + "1" + "}" * 102,
+            "deeper than 100",
+        ),
         ('{"kind": "x", "name": "y", "figures": {}, "schema": ' + "9" * 10_000 + "}", "not JSON"),
     ],
-    ids=["newer", "truth", "deep", "digits"],
+    ids=["newer", "truth", "deep", "lists", "objects", "digits"],
 )
 def test_records_that_cannot_be_read_are_refused(tmp_path, text, says):
+    with contextlib.suppress(ValueError, RecursionError):
+        text = sealed(json.loads(text))
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(InputError, match=says):
         Record.load(tmp_path / "r.json")
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("x = '" + "a" * (1 << 19) + "'", "has over 262,144 bytes"),
-        ("x = " + "[" * 100_000, "nested too deeply"),
-        ("x = " + "{a=" * 50_000, "nested too deeply|not valid TOML"),
-        ("[data]\nsource = 'digits'\n[method]\n" + "a." * 100_000 + "a = 1", "nested too deeply"),
-        ("x = '" + "a" * 200_000 + "'\n" + "'a b'." * 60 + "a = 1", "nested too deeply"),
-        ("x = " + "9" * 100_000, "not valid TOML|unknown key"),
-        ('[data]\nsource = \'__import__("os").system("true")\'', "unknown data source"),
-    ],
-    ids=["size", "depth", "tables", "keys", "quoted", "digits", "code"],
-)
-def test_absurd_recipes_are_refused_at_once(tmp_path, text, says):
+def test_an_expanded_tensor_is_refused_before_it_fills_the_memory(tmp_path):
+    torch.save({"weight": torch.zeros(1).expand(1 << 33)}, tmp_path / "w.pt")  # 32 GB of zeros
+    assert (tmp_path / "w.pt").stat().st_size < 2000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match="belong to another model: .*size mismatch"):
+        load_weights(torch.nn.Linear(4, 4, bias=False), tmp_path / "w.pt")
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # in kB
+    assert grown < 100_000
+
+
+@pytest.mark.parametrize("form", ["small", "padded", "shards"])
+def test_a_parquet_with_more_rows_than_it_has_room_for_is_refused_at_once(tmp_path, form):
+    rows = 9_999 if form == "shards" else 300_000 if form == "padded" else 3_000_000
+    column = pyarrow.array([b""] * rows, pyarrow.binary())
+    table = pyarrow.table({"image": column, "label": np.zeros(rows, np.int64)})
+    if form == "padded":
+        table = table.replace_schema_metadata({"padding": "x" * (64 * rows)})
+    (tmp_path / "data").mkdir()
+    name = "data/train-0.parquet" if form == "shards" else "train.parquet"
+    pyarrow.parquet.write_table(table, tmp_path / name, compression="zstd")
+    for shard in range(1, 9 if form == "shards" else 0):
+        shutil.copy(tmp_path / name, tmp_path / f"data/train-{shard}.parquet")
     began = time.process_time()
-    with pytest.raises((SettingsError, InputError), match=says):
-        recipe(tmp_path, text)
-    assert time.process_time() - began < 20
+    with pytest.raises(InputError, match="more rows than there are images"):
+        read_images(tmp_path, "train", 8)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.int64, torch.uint8, torch.uint16, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2],
+)
+def test_weights_that_are_no_common_floats_are_refused(tmp_path, dtype):
+    save_file({"weight": torch.ones(64, 64).to(dtype)}, tmp_path / "w.safetensors")
+    model = torch.nn.Linear(64, 64, bias=False)
+    with pytest.raises(InputError, match=rf"^weights .*: weight is {dtype}; expected"):
+        load_weights(model, tmp_path / "w.safetensors")
+    one = recipe(tmp_path, f"{DIGITS}[model]\nweights = 'w.safetensors'")
+    with pytest.raises(InputError, match=rf"^weights .*: weight is {dtype}; expected"):
+        one.extractor(one.tasks().primary)
+
+
+def test_names_that_are_not_utf_8_make_no_traceback(tmp_path, monkeypatch, capfd):
+    odd = os.fsdecode(b"caf\xe9")
+    base = tmp_path / odd
+    for split in ("train", "test"):
+        write_folders(base / "own", split)
+        (base / "own" / split / "class0").rename(base / "own" / split / odd)
+        (base / "own" / split / odd / "0.png").rename(base / "own" / split / odd / f"{odd}.png")
+    data = read_images(base / "own", "train", 8)
+    assert data.fingerprint() == read_images(base / "own", "train", 8).fingerprint()
+    record = Record("bench", odd, {"classes": list(data.classes)})
+    assert Record.load(record.save(base / "r.json")).name == r"caf\udce9"
+    faulty.write_recipes(base, 0)
+    for command in ("linear", "network"):
+        arguments = ["immunis", "immunize", str(base / f"{command}.toml"), "-o", str(base / "out")]
+        monkeypatch.setattr(sys, "argv", arguments)
+        try:
+            cli.main()
+            ended = 0
+        except SystemExit as stop:
+            ended = stop.code or 0
+        assert ended == 0
+        (base / "out").rename(base / f"out-{command}")
+    assert "TensorBoard cannot write" in capfd.readouterr().err
+
+
+DIGITS = "[data]\nsource = 'digits'\n"
 
 
 @pytest.mark.filterwarnings("ignore::immunis.RankWarning")
@@ -433,3 +503,49 @@ def test_what_is_small_may_unpack_to_much(tmp_path):
     with pytest.raises(InputError, match="unpacks to"):
         check_unpacked(tmp_path / "a", (1 << 30) + 1)
     assert os.path.getsize(tmp_path / "a") == 1
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(no_hang, tmp_path):
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    model = torch.nn.Linear(2, 2)
+    for use in (load_recipe, Record.load, About.load, checkpoints.read, read_tensors):
+        with pytest.raises(InputError, match="not a regular file"):
+            use(pipe)
+    with pytest.raises(InputError, match="not a regular file"):
+        load_weights(model, pipe)
+    os.mkfifo(tmp_path / "data.npz")
+    found = recipe(tmp_path, "[data]\nsource = 'npz'\nprimary = 'data.npz'\nharmful = 'b.npz'\n")
+    with pytest.raises(InputError, match="data not found"):
+        found.tasks()
+
+
+def test_a_link_in_a_release_that_was_cut_short_leads_nowhere(tmp_path):
+    folder, own = tmp_path / "received", tmp_path / "own"
+    stage = folder / ".immunis-staged"
+    (stage / "sub").mkdir(parents=True)
+    own.mkdir()
+    (own / "keys").write_text("mine")
+    (folder / "sub").symlink_to(own)
+    for name in (".immunis", "sub/keys", "SHA256SUMS"):
+        (stage / name).write_text("")
+    with pytest.raises(OutputError, match="is a link out of"), hold(folder):
+        pass
+    with pytest.raises(OutputError, match="is a link out of"):
+        settle(folder)
+    shutil.rmtree(stage)
+    with pytest.raises(OutputError, match="is a link out of"):
+        release(folder, {"sub/keys": "changed"})
+    assert (own / "keys").read_text() == "mine"
+
+
+@pytest.mark.parametrize("text", ["5", "[5]", "{}", "[" * 100_000, '{"pretrained_cfg": {}}', "[]"])
+def test_what_describes_a_model_is_refused_without_a_traceback(tmp_path, text):
+    for name in ("modules.json", "config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError):
+        text_models.inside_of(SimpleNamespace(folder=tmp_path))
+    with pytest.raises(InputError):
+        shown_as("timm", f"local-dir:{tmp_path}")
+    with pytest.raises(InputError):
+        shown_as("transformers", str(tmp_path))
