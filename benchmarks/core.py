@@ -19,7 +19,7 @@ from common import arguments, line, naive_algorithm_1, save
 from immunis import RankWarning, Task, gram, immunize, relative_immunization_ratio
 from immunis.core.errors import InputError
 from immunis.data.sources import house_prices, mnist_pair
-from immunis.paper.rows import initial
+from immunis.paper.released_loop import initial
 
 
 def seconds(call: Callable[[], object], repeats: int = 3) -> float:

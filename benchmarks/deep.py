@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import timm
@@ -27,28 +26,23 @@ from immunis.data.loader import Stream
 from immunis.data.sources.image_dataset import Images, Item
 from immunis.data.task import Task
 from immunis.methods import get_method
-from immunis.methods.probe import hold
-from immunis.models.find_head import cut
-from immunis.models.teacher import Teacher, WithFeatures
-from immunis.recipes import load_recipe
-from immunis.theory.feature_maps import even, fourier, white
+from immunis.models.find_cut import cut
+from immunis.models.with_features import WithFeatures
+from immunis.theory.probes import rho
 from immunis.theory.regularizers import feature_hessian, r_ill, r_well
-from immunis.theory.rho import nu, rho
-from immunis.training.objective import SUPERVISED, Objective
-from immunis.training.setup import TrainingRun
-from immunis.training.step import Rows, add_gradient, attack, balanced_weights, clear
+from immunis.training.balance import balanced_weights
+from immunis.training.objective import SUPERVISED, Objective, Terms, View
+from immunis.training.setup import TrainingRun, answers_of
+from immunis.training.simulated import attack
+from immunis.training.step import Rows, add_gradient, clear
 
 CLASSES, HARMFUL_CLASSES, LIMIT = 100, 196, 1.3
-METHODS = "probe", "condition", "probe as shipped"
-RESNET, VIT = "tiny-imagenet-cars-resnet18", "tiny-imagenet-cars-vit"
-NETWORKS = {  # by label: timm's name, options, trained layers, size, whose settings ship, D
-    "ResNet-18 at 64, D = 512": ("resnet18", {}, ["layer3", "layer4"], 64, RESNET, 512),
-    "ResNet-18 at 224, D = 512": ("resnet18", {}, ["layer3", "layer4"], 224, RESNET, 512),
-    "ViT-B/8 at 64, D = 768": (
-        "vit_base_patch16_224", {"img_size": 64, "patch_size": 8}, ["blocks.11", "norm"], 64, VIT,
-        768,
-    ),
-}  # fmt: skip
+METHODS = "probe", "condition"
+NETWORKS = {  # by label: timm's name, options, size
+    "ResNet-18 at 64, D = 512": ("resnet18", {}, 64),
+    "ResNet-18 at 224, D = 512": ("resnet18", {}, 224),
+    "ViT-B/8 at 64, D = 768": ("vit_base_patch16_224", {"img_size": 64, "patch_size": 8}, 64),
+}
 
 
 def median_ms(call: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -71,17 +65,14 @@ def median_ms(call: Callable[[], object], device: torch.device, repeats: int) ->
 
 def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> dict:
     """Milliseconds of a step with each objective, and of the regularizers alone."""
-    name, options, layers, side, recipe, _ = NETWORKS[label]
+    name, options, side = NETWORKS[label]
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=CLASSES, **options).eval()
     whole = cut(model, torch.zeros(2, 3, side, side), CLASSES)
-    chosen = set(whole.parameters_named(layers))
-    for key, parameter in model.named_parameters():
-        parameter.requires_grad_(key in chosen or key.startswith(f"{whole.head}."))
     if fabric.device.type == "cuda":
         model.to(memory_format=torch.channels_last)
-    teacher, tapped = Teacher(whole, fabric), fabric.setup(WithFeatures(whole))
-    body = [p for key, p in model.named_parameters() if key in chosen]
+    teacher = answers_of(whole, fabric)
+    body = [p for key, p in model.named_parameters() if not key.startswith(f"{whole.head}.")]
     device = fabric.device
     primary = (
         torch.randn(sizes[0], 3, side, side, device=device),
@@ -95,11 +86,10 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
     def encode(labels: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(labels, HARMFUL_CLASSES).double()
 
-    teacher.share(model, primary[0])
-
     def step(objective: Objective) -> float:
         asked = teacher if objective.teacher else None
-        run = TrainingRun(fabric, tapped, objective, body, teacher=asked)
+        tapped = WithFeatures(whole, objective.layers)
+        run = TrainingRun(fabric, fabric.setup(tapped), objective, body, teacher=asked)
 
         def gradients() -> None:
             rows = Rows(primary, (harmful[0], encode(harmful[1])))
@@ -108,57 +98,37 @@ def steps(label: str, fabric: Fabric, sizes: tuple[int, int], repeats: int) -> d
             attack(run, rows)
             add_gradient(run, rows, objective.terms, run.weights)
 
-        return median_ms(gradients, device, repeats)
+        time = median_ms(gradients, device, repeats)
+        tapped.close()
+        return time
 
-    def plain(view):  # the harmful features take part, so that their backward pass is run too
-        return {SUPERVISED: view.supervised + 0.0 * view.harmful[""].float().sum()}
-
-    methods = {"probe": {"distillation": 0.0}, "condition": {}}
-    if sizes[0] > whole.width:  # as hold needs
-        own = load_recipe(recipe).method
-        shipped = {k: v for k, v in own.items() if k not in ("name", "label", "training")}
-        methods["probe as shipped"] = shipped
-    found = {"without": step(Objective(plain))}
-    for what, settings in methods.items():
-        method = get_method(what.split()[0])
-        configured = method.configure(settings, network=True)
-        found[what] = step(method.objective(configured, whole))
-    with torch.no_grad():
-        features = {
-            role: tapped(batch[0])[1][""].float()
-            for role, batch in (("p", primary), ("h", harmful))
-        }
+    found = {}
+    for what, settings in {"probe": {"weight": 3.0}, "condition": {}}.items():
+        method = get_method(what)
+        goal = method.objective(method.configure(settings, network=True), whole)
+        found[f"without {what}"] = step(without(goal))
+        found[what] = step(goal)
     targets = encode(harmful[1])
+    with torch.no_grad():
+        features = {role: whole.features(x[0]) for role, x in (("p", primary), ("h", harmful))}
     found["rho alone"] = median_ms(lambda: rho(features["h"], targets), device, repeats)
     hessians = {role: feature_hessian(z) for role, z in features.items()}
     found["r_well alone"] = median_ms(lambda: r_well(hessians["p"]), device, repeats)
     found["r_ill alone"] = median_ms(lambda: r_ill(hessians["h"]), device, repeats)
-    for what, call in pieces(features, targets, whole.width).items():
-        found[f"{what} alone"] = median_ms(call, device, repeats)
     found["teacher alone"] = median_ms(lambda: teacher(primary[0]), device, repeats)
-    found["encoding labels"] = median_ms(lambda: encode(harmful[1]), device, repeats)
     return found
 
 
-def pieces(
-    features: dict[str, torch.Tensor], targets: torch.Tensor, width: int
-) -> dict[str, Callable[[], None]]:
-    """What `probe` as shipped does to the features besides ρ, each with its backward pass."""
-    leaves = {role: z.clone().requires_grad_() for role, z in features.items()}
-    before = SimpleNamespace(primary={"": leaves["p"]}, teacher=(None, 0.9 * features["p"]))
-    flat = white(features["h"]).requires_grad_()
+def without(objective: Objective) -> Objective:
+    """The same step without the regularizer: the harmful features still take part in the pass."""
 
-    def lifted() -> torch.Tensor:
-        return rho(fourier(flat, 2 * width, 0.5 / width), targets, 10.0)
+    def terms(view: View) -> Terms:
+        idle = sum(0.0 * z.float().sum() for z in view.harmful.values())
+        found = {SUPERVISED: view.supervised + idle}
+        return found | ({"distillation": view.distillation} if objective.teacher else {})
 
-    found = {
-        "white": lambda: white(leaves["h"]).sum(),
-        "lifted rho": lifted,
-        "nu": lambda: nu(even(leaves["h"]), targets),
-    }
-    if len(features["p"]) > width:
-        found["hold"] = lambda: hold(before)
-    return {what: lambda call=call: call().backward() for what, call in found.items()}
+    kept = {k: v for k, v in objective.weights.items() if k in (SUPERVISED, "distillation")}
+    return dataclasses.replace(objective, terms=terms, weights=kept)
 
 
 def decoding(fabric: Fabric, workers: int, count: int, size: int) -> dict:
@@ -207,12 +177,12 @@ def main() -> None:
         accelerator=given.device, devices=1, precision="bf16-mixed" if fast else "32-true"
     )
     figures: dict = {"steps": {}, "ratios": {}}
-    for label, (*_, dimension) in NETWORKS.items():
-        sizes = (dimension + 128, 2048) if fast else (8, 16)
+    for label in NETWORKS:
+        sizes = (896, 2048) if fast else (8, 16)
         found = steps(label, fabric, sizes, 20 if fast else 1)
         figures["steps"][label] = {"sizes": sizes, **found}
         for method in (name for name in METHODS if name in found):
-            ratio = found[method] / found["without"]
+            ratio = found[method] / found[f"without {method}"]
             what = f"a step of `{method}`, {label}, against the same without it"
             figures["ratios"][f"{method}, {label}"] = {
                 "what": what,

@@ -2,8 +2,9 @@
 
 Each part runs in a process of its own, so that its peak memory is its own: 10 million × 256
 features streamed; a Gram of 8192 dimensions; an audit of 20 models, against one of 4; a sweep of
-5,000 runs. Times on a busy machine say little; ratios within one line and memory say more. Exits
-with 1 if a target is missed. With a path as argument, the figures are saved there as a record.
+5,000 runs; the start of the command line. Times on a busy machine say little; ratios within one
+line and memory say more. Exits with 1 if a target is missed. With a path as argument, the figures
+are saved there as a record.
 """
 
 from __future__ import annotations
@@ -161,8 +162,24 @@ def swept() -> list[Line]:
     return [(what, grown / (1 << 20), 20.0, True)]
 
 
+def started() -> list[Line]:
+    """``immunis --version`` against an import of torch, which it does without; best of five."""
+
+    def best(*words: str) -> float:
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    ours, torch_alone = best("-m", "immunis", "--version"), best("-c", "import torch")
+    what = f"immunis --version in {ours:.2f} s, import torch in {torch_alone:.2f} s: ratio"
+    return [(what, ours / torch_alone, 0.6, True)]
+
+
 PARTS: dict[str, Callable[[], list[Line]]] = {
-    part.__name__: part for part in (streamed, wide, audited, swept)
+    part.__name__: part for part in (streamed, wide, audited, swept, started)
 }
 
 
