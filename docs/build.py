@@ -13,59 +13,107 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from doctables import bench_table, brief_table, carry_over_table, load_table, step_table, time_table
+from age import note, older_table
+from doctables import (
+    advantage,
+    bench_table,
+    brief_table,
+    carry_over_table,
+    faults_table,
+    fuzz_table,
+    load_table,
+    parts_table,
+    step_table,
+    time_table,
+)
 
-from immunis.audits.statistics import advantage
+from immunis.audits.describe import primary_hits
+from immunis.audits.statistics.bootstrap import Design
+from immunis.audits.statistics.summary import non_inferiority
 from immunis.core.files import write_bytes, write_text
 from immunis.core.records import Record
 from immunis.paper import figures as reproduced
 from immunis.paper import tables as again
 from immunis.report import figures
-from immunis.report.format import Table, number
-from immunis.report.tables import audit_table, demo_table, models_table, worst_case_table
+from immunis.report.format import defined, number
+from immunis.report.markup import Table
+from immunis.report.tables import (
+    audit_table,
+    definition_table,
+    demo_table,
+    highest_table,
+    models_table,
+    points_table,
+    primary_table,
+)
+from immunis.theory.definition import TOLERANCE
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def attacks_table(record: Record) -> Table:
+    """Points with their intervals by attack; scores if the record is of 0.1 and holds none."""
+    rows = (row for of in record.figures["attacks"].values() for row in of.values())
+    told = any("above_untrained" in row for row in rows)
+    return points_table(record) if told else audit_table(record)
+
+
 TABLES = {
     "demo": demo_table,
+    "demo-definition": definition_table,
     "bench-core": bench_table,
-    "audit-digit-parity": audit_table,
-    "audit-digit-parity-worst": worst_case_table,
+    "bench-attacks": bench_table,
+    "audit-digits-cnn": attacks_table,
+    "audit-digits-cnn-scores": audit_table,
+    "audit-digits-cnn-worst": highest_table,
+    "audit-digits-cnn-primary": primary_table,
+    "audit-digits-cnn-models": models_table,
+    "audit-digit-parity": attacks_table,
+    "audit-digit-parity-worst": highest_table,
     "audit-digit-parity-models": models_table,
-    "audit-mnist-digits": audit_table,
+    "audit-mnist-digits": attacks_table,
     "audit-mnist-digits-models": models_table,
-    "audit-mnist-digits-standardised": audit_table,
+    "audit-mnist-digits-standardised": attacks_table,
     "bench-audit": time_table,
-    "joined-flowers-resnet18": audit_table,
+    "joined-flowers-resnet18": attacks_table,
     "joined-flowers-resnet18-models": models_table,
     "joined-flowers-resnet18-brief": brief_table,
-    "joined-cars-resnet18": audit_table,
+    "joined-cars-resnet18": attacks_table,
     "joined-cars-resnet18-models": models_table,
-    "joined-flowers-vit": audit_table,
+    "joined-flowers-vit": attacks_table,
     "joined-flowers-vit-models": models_table,
-    "joined-cars-vit": audit_table,
+    "joined-cars-vit": attacks_table,
     "joined-cars-vit-models": models_table,
-    "audit-tiny-imagenet-flowers-resnet18-deep": audit_table,
+    "audit-tiny-imagenet-flowers-resnet18-deep": attacks_table,
     "audit-tiny-imagenet-flowers-resnet18-deep-models": models_table,
-    "audit-tiny-imagenet-cars-resnet18-deep": audit_table,
+    "audit-tiny-imagenet-cars-resnet18-deep": attacks_table,
     "audit-tiny-imagenet-cars-resnet18-deep-models": models_table,
-    "audit-small-vit": audit_table,
+    "audit-small-vit": attacks_table,
     "audit-small-vit-models": models_table,
     "bench-deep": step_table,
     "bench-carry-over": carry_over_table,
+    "bench-probe-parts": parts_table,
     "bench-reproduce": bench_table,
     "bench-load": load_table,
+    "faults": faults_table,
+    "fuzz": fuzz_table,
     **{
         f"reproduce-{experiment}-{name}".rstrip("-"): make
         for experiment, made in again.TABLES.items()
+        if experiment != "deep"
         for name, make in made.items()
     },
 }
 FIGURES = {
-    "demo": ("overview",),
+    "audit-digits-cnn": ("scores",),
     "reproduce-house-prices": tuple(reproduced.FIGURES["house-prices"]),
     "reproduce-mnist": tuple(reproduced.FIGURES["mnist"]),
 }
+DEEP = [path.stem for path in sorted((ROOT / "results").glob("reproduce-deep-*.json"))]
+for name in DEEP:  # one record for each network
+    TABLES |= {f"{name}-{end}".rstrip("-"): make for end, make in again.TABLES["deep"].items()}
+    FIGURES[name] = tuple(reproduced.FIGURES["deep"])
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -114,6 +162,13 @@ def reached_table() -> Table:
         before, after = (figures["models"][model] for model in ("original", shipped))
         control = figures["models"].get("plain")
         ratios = [seed["rir"] for seed in after["variants"]]
+
+        def ratio_cell(wanted: bool, after: dict = after, ratios: list = ratios) -> str:
+            if None in ratios:
+                return cell(defined(None), wanted)
+            text = f"{number(after['rir'])} ({number(min(ratios))} to {number(max(ratios))})"
+            return cell(text, wanted and statistics.median(ratios) < RIR)
+
         shares = {attack: kept(figures, attack, shipped)["mean"] for attack in ATTACKS}
         worst = max(LINEAR, key=lambda attack: shares[attack])
         rows.append(
@@ -127,16 +182,13 @@ def reached_table() -> Table:
                     cell(f"{shares[attack]:.2f}", shares[attack] > KEPT)
                     for attack in ("mlp", "knn")
                 ),
-                cell(
-                    f"{number(after['rir'])} ({number(min(ratios))} to {number(max(ratios))})",
-                    "ResNet" in pair and statistics.median(ratios) < RIR,
-                ),
+                ratio_cell("ResNet" in pair),
                 *(f"{shares[attack]:.2f}" for attack in NOT_HELD),
             ]
         )
     heads = [
         "pair", "primary, points", "held out", "beside `plain`", "linear probes keep", "two-layer",
-        "neighbours", "RIR", *NOT_HELD,
+        "neighbours", "RIR", *(attack.replace("_", " ") for attack in NOT_HELD),
     ]  # fmt: skip
     return Table("reached", heads, rows)
 
@@ -161,19 +213,40 @@ def shipped_in(pair: str) -> tuple[dict, str]:
 
 
 def kept(figures: dict, attack: str, model: str) -> dict[str, float]:
-    """Residual advantage and its interval, from a record's scores by today's rule."""
+    """Residual advantage and its interval, from a record's scores by the rule of version 0.1."""
     rows = figures["attacks"][attack]
     return advantage(*(rows[name]["score"]["values"] for name in (model, "original", "untrained")))
 
 
 def record(name: str) -> Record:
-    """Load a committed record; several tables of one record share the beginning of its name."""
+    """Load a committed record, or the audits of one original as one."""
+    found = records(name)
+    return joined(found) if len(found) > 1 else found[0]
+
+
+def records(name: str) -> list[Record]:
+    """Load the records of a table; several tables of one record share the beginning of its name."""
+    if name in ("reached", "kept"):
+        return [each for pair in PAIRS.values() for each in records(pair)]
     while not (ROOT / "results" / f"{name}.json").exists() and "-" in name:
         if name in JOINED:
             stem = name.replace("joined", "audit-tiny-imagenet")
-            return joined([record(f"{stem}{end}") for end in JOINED[name]])
+            return [each for end in JOINED[name] for each in records(f"{stem}{end}")]
         name = name.rpartition("-")[0]
-    return Record.load(ROOT / "results" / f"{name}.json")
+    return [told_anew(Record.load(ROOT / "results" / f"{name}.json"))]
+
+
+def told_anew(record: Record) -> Record:
+    """Make the intervals of primary scores again where a record has the answers by row."""
+    models = record.figures.get("models", {})
+    hits = {name: found for name in models if (found := primary_hits(models[name])) is not None}
+    if record.kind != "audit" or not hits:
+        return record
+    names = [name for name in (record.settings["original"], record.settings["plain"]) if name]
+    design = Design({name: range(len(found)) for name, found in hits.items()}, 1)
+    for name, change in non_inferiority(hits, design, names, TOLERANCE).items():
+        models[name]["primary_change"] = change
+    return record
 
 
 def joined(records: list[Record]) -> Record:
@@ -223,19 +296,26 @@ def agree(what: str, one: object, other: object) -> None:
 
 
 def page(text: str) -> str:
-    """Return a page with every marked table made anew."""
-    return BLOCK.sub(lambda m: m[1] + table(m[2]).markdown() + "\n" + m[3], text)
+    """Return a page with every marked table made anew, older ones under a line that says so."""
+    return BLOCK.sub(lambda m: m[1] + said(m[2]) + table(m[2]).markdown() + "\n" + m[3], text)
+
+
+def said(name: str) -> str:
+    """What stands above a table."""
+    return "" if name == "older" else note(records(name))
 
 
 def table(name: str) -> Table:
     """The table of a name."""
     made = {"reached": reached_table, "kept": kept_table}.get(name)
+    if name == "older":
+        return older_table(ROOT / "results")
     return made() if made else TABLES[name](record(name))
 
 
 def drawn(name: str, figure: str) -> bytes:
     """Return a figure of a record as PNG."""
-    draw = reproduced.FIGURES.get(name.removeprefix("reproduce-"), {}).get(figure)
+    draw = reproduced.FIGURES.get(record(name).name, {}).get(figure)
     return (draw or getattr(figures, figure))(record(name))
 
 

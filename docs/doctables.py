@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from immunis.core.controls import CONTROL
+import math
+from collections.abc import Sequence
+from statistics import mean, stdev
+
 from immunis.core.records import Record
-from immunis.report.format import Table, number, percent
+from immunis.core.shapes import CONTROL
+from immunis.report.format import defined, number, percent
+from immunis.report.markup import Table
 from immunis.report.tables import audit_table
 
 BRIEF = ("ridge", "logistic", "mlp", "knn", "earlier_layer", "finetune_all")
+
+
+def advantage(
+    defended: Sequence[float], original: Sequence[float], untrained: Sequence[float]
+) -> dict[str, float]:
+    """Residual advantage as version 0.1 had it: a jackknife over seeds, clipped at 0.
+
+    Its records hold no answers by row, which the audit's own intervals are made of.
+    """
+    scores, n = [list(map(float, s)) for s in (defended, original, untrained)], len(defended)
+
+    def share(mine: float, best: float, bare: float) -> float:
+        return (mine - bare) / (best - bare) if best - bare >= 0.01 else math.nan
+
+    middle = share(*map(mean, scores))
+    left = [share(*(mean(s[:i] + s[i + 1 :]) for s in scores)) for i in range(n)]
+    if math.isnan(middle):
+        return dict.fromkeys(("mean", "low", "high"), math.nan)
+    reach = math.nan if any(map(math.isnan, left)) else 4.302653 * (n - 1) / n**0.5 * stdev(left)
+    ends = (0.0, math.inf) if math.isnan(reach) else (middle - reach, middle + reach)
+    return dict(zip(("mean", "low", "high"), (max(0.0, x) for x in (middle, *ends)), strict=True))
 
 
 def brief_table(record: Record) -> Table:
@@ -17,9 +43,9 @@ def brief_table(record: Record) -> Table:
     rows = []
     for place, name in enumerate([*record.figures["models"], CONTROL]):
         row = record.figures["models"].get(name)
-        known = ["–", "–"] if row is None else [percent(row["primary"]), number(row["rir"])]
+        known = ["–", "–"] if row is None else [percent(row["primary"]), defined(row["rir"])]
         rows.append([whole.columns[place + 1], *known, *(cells[place] for cells in read.values())])
-    return Table(record.name, ["model", "primary", "RIR", *read], rows)
+    return Table(record.name, ["model", "primary", "RIR", *read], rows, whole.notes)
 
 
 def bench_table(record: Record) -> Table:
@@ -46,6 +72,30 @@ def load_table(record: Record) -> Table:
     )
 
 
+def faults_table(record: Record) -> Table:
+    """One row a fault: how often it was tried, and how often it went wrong."""
+    rows = [
+        [row["what"], number(row["tried"]), number(row["wrong"])]
+        for row in record.figures["rows"].values()
+    ]
+    return Table(record.name, ["what", "tried", "went wrong"], rows)
+
+
+def fuzz_table(record: Record) -> Table:
+    """One row a check of numerical functions: cases, and the shares answered and refused."""
+    checks = record.figures["checks"]
+    counts = ("right", "refused", "wrong", "long", "longest")
+    total = {k: sum(told[k] for told in checks.values()) for k in counts}
+    rows = []
+    for name, told in {**checks, "all": total}.items():
+        cases = told["right"] + told["refused"] + told["wrong"]
+        shares = percent(told["right"] / cases), percent(told["refused"] / cases)
+        long = number(told["long"]), number(told["longest"])
+        rows.append([name, number(cases), *long, *shares, number(told["wrong"])])
+    heads = ["check", "cases", "of 10⁴ rows or more", "of 10⁶", "right %", "refused %", "wrong"]
+    return Table(record.name, heads, rows)
+
+
 def step_table(record: Record) -> Table:
     """What a regularizer adds to a training step, in milliseconds and as a ratio."""
     rows = []
@@ -69,6 +119,28 @@ def carry_over_table(record: Record) -> Table:
             means = [sum(row[key] for row in found) / len(found) for key in found[0]]
             rows.append([sample, model, *(percent(mean) for mean in means)])
     head = ["sample", "model", "defender's rows %", "attacker's rows %", "primary %"]
+    return Table(record.name, head, rows)
+
+
+def parts_table(record: Record) -> Table:
+    """What ridge probes read at each depth, by pair and what was changed of the defence."""
+    rows = []
+    for group, found in record.figures.items():
+        for name, runs in found.items():
+            (run,) = runs
+            depths = [
+                " / ".join(percent(score) for score in run[key]) for key in ("pooled", "maps")
+            ]
+            tuned = percent(run["tuned"]) if "tuned" in run else "–"
+            rows.append([group, name, percent(run["primary"]), *depths, tuned])
+    head = [
+        "harmful",
+        "defence",
+        "primary %",
+        "stages 1 to 4, pooled %",
+        "all positions %",
+        "tuned %",
+    ]
     return Table(record.name, head, rows)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from immunis import audit, immunize
 from immunis.data.sources import digit_parity
 from immunis.models.zoo import pretrained_mlp
-from immunis.report.card import render
+from immunis.report.card import write_card
 
 
 def main(folder: Path) -> None:
@@ -25,11 +25,10 @@ def main(folder: Path) -> None:
         defender=tasks.harmful,  # must share none of them, and the audit checks that
         effort={"seeds": 2},
     )
-    for name, case in result.worst_case.items():
-        print(f"{name}: {case.attack} reaches {case.accuracy:.1%}")
+    print(result)
     folder.mkdir(parents=True, exist_ok=True)
-    record, card = result.record.save(folder / "record.json"), folder / "card.html"
-    card.write_text(render(result.record), encoding="utf-8")
+    record = result.record.save(folder / "record.json")
+    card = write_card(folder / "card.html", result.record)
     print(f"written: {record}, {card}")
 
 

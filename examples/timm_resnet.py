@@ -13,7 +13,6 @@ import torch
 
 from immunis import Task, immunize
 from immunis.report.export import export
-from immunis.training.settings import Training
 
 
 def images(count: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,8 +32,8 @@ def main(folder: str) -> None:
         model,
         primary,
         harmful,
-        method="probe",
-        training=Training(layers=["layer4"], steps=10, batch=32, harmful_batch=540, evaluate=2),
+        weight=3.0,  # leave both out for a real run: weight and length are then found for you
+        training={"steps": 10, "batch": 32, "harmful_batch": 540, "evaluate": 2},
     )
     rho = result.record.figures["rho"]
     print(f"harmful labels a linear probe explains: {rho['before']:.2f} -> {rho['after']:.2f}")
