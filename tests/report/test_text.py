@@ -154,7 +154,8 @@ def test_what_attacks_note_of_their_runs_reaches_every_reader(small_record):
     assert "†" not in audit_table(plain).markdown() + " ".join(not_tested(plain))
     rows["blind"]["notes"], rows["original"]["notes"] = [told, "x"], [told]
     record = dataclasses.replace(small_record, figures=figures).checked()
-    line = f"{told}: ridge on original, blind."
+    edge = "the best value is at the edge of those tried"
+    line = f"{edge}: ridge on original (rate 1), blind (rate 1)."
     assert points_table(plain).columns == ["attack", "untrained %", "original", "blind", "plain"]
     assert points_table(plain).rows[0][1] == audit_table(plain).rows[0][-1]
     scores, gains = audit_table(record), points_table(record)

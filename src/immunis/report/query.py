@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -132,11 +133,28 @@ def notes(attacks: Outcomes) -> list[str]:
     for attack, by_model in attacks.items():
         for model, row in by_model.items():
             for note in noted(row):
-                found.setdefault(note, {}).setdefault(attack, []).append(model)
-    where = {
-        note: (f"{a} on {', '.join(of)}" for a, of in by.items()) for note, by in found.items()
+                doubt, detail = _divided(note)
+                where = f"{model} ({detail})" if detail else model
+                found.setdefault(doubt, {}).setdefault(attack, []).append(where)
+    places = {
+        doubt: (f"{a} on {', '.join(of)}" for a, of in by.items()) for doubt, by in found.items()
     }
-    return [f"{note}: {'; '.join(places)}" for note, places in where.items()]
+    return [f"{doubt}: {'; '.join(of)}" for doubt, of in places.items()]
+
+
+def _divided(note: str) -> tuple[str, str]:
+    """Return what a note says, and the detail that differs from run to run; "" if it has none.
+
+    >>> _divided("still rising when the budget ended, in 7 of 15 runs")
+    ('still rising when the budget ended', '7 of 15 runs')
+    >>> _divided("rate 1 is at the edge of those tried")
+    ('the best value is at the edge of those tried', 'rate 1')
+    """
+    if found := re.fullmatch(r"(.+), in (\d+ of \d+ runs)", note):
+        return found[1], found[2]
+    if found := re.fullmatch(r"(.+) (is at the edge of those tried)", note):
+        return f"the best value {found[2]}", found[1]
+    return note, ""
 
 
 def doubts(record: Record) -> list[str]:
