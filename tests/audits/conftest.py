@@ -4,8 +4,17 @@ import pytest
 
 from helpers.audits import run
 from immunis import immunize
+from immunis.attacks.probes import kernel
 from immunis.data.sources import digit_parity
 from immunis.models.zoo import pretrained_mlp
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _few_random_features():
+    """Kernel regression on 1024 random features takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "WIDTH", 128)
+        yield
 
 
 @pytest.fixture(scope="package")

@@ -108,7 +108,7 @@ def test_reading_features_survives_a_lack_of_memory(models, tasks, monkeypatch):
             tasks.primary,
             tasks.attacker,
             attacks=["ridge"],
-            effort=Effort(1),
+            effort=Effort(1, 5),
         )
 
 

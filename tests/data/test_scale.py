@@ -68,7 +68,8 @@ def test_standardised_tasks_warn_of_nothing_and_show_what_was_hidden():
     found = measure(primary, harmful)
     assert found.rho > 0.5
     immunize(torch.eye(6), primary, harmful, "erase")
-    audit({"original": torch.eye(6)}, primary, harmful, attacks=["ridge"], effort={"seeds": 1})
+    few = {"seeds": 1, "budget": 5}
+    audit({"original": torch.eye(6)}, primary, harmful, attacks=["ridge"], effort=few)
     assert found.record.data["primary"]["standardised"] is True
     with pytest.warns(ScaleWarning):
         assert measure(task(1), task(2)).rho < 0.1

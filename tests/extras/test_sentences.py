@@ -197,7 +197,8 @@ def test_an_audit_of_rows_padded_longer_gives_the_same_figures():
     harmful, model = text_task(80, 4, seed=7), MODELS["mean"]()
 
     def figures(*tasks):
-        effort = {"seeds": 1, "budget": 3, "space": {"optimizer": ["adamw"], "probe": ["ridge"]}}
+        space = {"optimizer": ["adamw"], "rate": [0.1], "decay": [0.1], "probe": ["ridge"]}
+        effort = {"seeds": 1, "budget": 3, "space": space}
         record = audit({"original": model}, *tasks, attacks=attacks, effort=effort).record
         rows, told = record.figures["attacks"], record.figures["models"]["original"]
         assert {name: row["original"]["status"] for name, row in rows.items()} == dict.fromkeys(

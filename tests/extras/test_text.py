@@ -63,8 +63,10 @@ def test_an_encoder_is_opened_into_its_blocks(config, head, first, last):
 @pytest.mark.filterwarnings("ignore")
 def test_earlier_layers_of_an_encoder_are_attacked():
     primary, harmful = tokens(60, 3, 1), tokens(60, 2, 2)
+    space = {"optimizer": ["adamw"], "rate": [0.1], "decay": [0.1]}  # of fine-tuning
+    effort = {"seeds": 1, "budget": 5, "space": space}
     found = audit(
-        {"original": classifier()}, primary, harmful, effort={"seeds": 1, "budget": 5},
+        {"original": classifier()}, primary, harmful, effort=effort,
         attacks=["earlier_layer", "finetune_last", "reinit_last", "concat_blocks"],
     )  # fmt: skip
     rows = found.record.figures["attacks"]

@@ -26,7 +26,6 @@ from immunis.cli.console import held, take
 from immunis.core import distributed
 from immunis.core.files import key_of
 from immunis.core.jobs import Job, Run, sweep
-from immunis.core.locks import hold
 from immunis.core.releases import release
 from immunis.models.find_cut import cut
 from immunis.training import checkpoint
@@ -83,21 +82,6 @@ def write_recipes(folder, seed):
 def square(number):
     time.sleep(0.005)
     return {"square": number**2, "root": number**0.5}
-
-
-def nap(values, seconds, folder):
-    """Say in a folder that this process has the values, and sleep."""
-    (folder / f"napping-{os.getpid()}").touch()
-    time.sleep(seconds)
-    return len(values)
-
-
-def run_long_sweep(folder):
-    """Hold a folder and keep two workers busy for an hour, with an array that they share."""
-    told = Path(folder).parent
-    jobs = {key_of(n): Job(nap, (np.full(1 << 18, n), 3600, told)) for n in range(4)}
-    with hold(folder):
-        sweep(jobs, Run(workers=2, folder=Path(folder) / "jobs"))
 
 
 def run_sweep(folder):

@@ -145,7 +145,7 @@ def test_a_network_without_a_head_gets_a_least_squares_one(pair):
         {"original": (network, own), "defended": result},
         *pair,
         attacks=["ridge"],
-        effort={"seeds": 1},
+        effort={"seeds": 1, "budget": 5},
     )  # in one dtype throughout
     assert result.record.data["primary"]["train"] == pair[0].train.fingerprint()
 

@@ -81,7 +81,8 @@ def test_the_token_that_the_model_heeds_is_defended_and_audited():
     moments = gram_of(z.detach(), harmful.targets(harmful.train.tensors()[1]))
     assert result.record.figures["rho"]["after"] == pytest.approx(rho_of_gram(moments), rel=1e-4)
     models = {"original": FirstToken().eval(), "probe": result.model}
-    found = audit(models, primary, harmful, attacks=["ridge"], effort={"seeds": 1}, head="fc")
+    few = {"seeds": 1, "budget": 5}
+    found = audit(models, primary, harmful, attacks=["ridge"], effort=few, head="fc")
     assert found.record.figures["models"]["probe"]["primary"] == pytest.approx(own)
 
 

@@ -18,7 +18,7 @@ from immunis.report.style import plain
 @pytest.mark.parametrize("pictures", [False, True])
 def test_forged_records_are_refused_or_stay_text(tmp_path, pictures):
     rng, accepted, faults = np.random.default_rng(0), 0, collections.Counter()
-    for _ in range(20 if pictures else 250):
+    for _ in range(20 if pictures else 100):
         sound, found = forging.forge(rng, tmp_path, pictures)
         accepted += sound
         faults.update(found)

@@ -6,15 +6,16 @@ import sys
 
 import pytest
 
-from helpers import doc_code
+from helpers import doc_code, short
 from immunis import ImmunisError
-from immunis.attacks import ATTACKS
+from immunis.attacks import ATTACKS, Budget
 from immunis.methods import METHODS
 
 
 @pytest.mark.parametrize("path", doc_code.PAGES, ids=lambda p: str(p.relative_to(doc_code.ROOT)))
 @pytest.mark.filterwarnings("ignore::immunis.RankWarning")
 def test_the_code_of_a_page_runs(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(Budget, "changed", short.changed)
     registries = [(each, copy.copy(each)) for each in (ATTACKS, METHODS)]
     try:
         doc_code.run(path, tmp_path, monkeypatch)

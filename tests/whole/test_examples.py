@@ -1,7 +1,8 @@
-"""Every example runs from top to bottom, as a user would run it."""
+"""Every example runs from top to bottom, as a user would run it, but for shorter attacks."""
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -28,9 +29,11 @@ NEEDED = {"timm_resnet": "timm", "sentence_encoder": "transformers"}
 def test_the_example_runs(name, said, tmp_path):
     if (needed := NEEDED.get(name)) is not None:
         pytest.importorskip(needed)
+    command = [sys.executable, "-W", "ignore", "-m", "helpers.short"]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", EXAMPLES / f"{name}.py", tmp_path / "out"],
+        [*command, EXAMPLES / f"{name}.py", tmp_path / "out"],
         capture_output=True, text=True, check=False, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
