@@ -10,7 +10,7 @@ from helpers import RESULTS
 from immunis import InputError, Record, immunize, measure
 from immunis.core.files import sealed
 from immunis.report.figures import figures_of, norm_ratios, overview, spectra, write_figures
-from immunis.report.query import outlines
+from immunis.report.query import depths, outlines
 
 AUDIT = {"cost", "scores", "advantage", "curves"}
 
@@ -34,6 +34,7 @@ def test_figures_are_png_or_pdf_name_their_record_and_are_the_same_each_time():
 def test_every_kind_of_record_has_its_figures(pair):
     assert set(figures_of(record("demo"))) == {"overview", "spectra", "norm_ratios"}
     assert set(figures_of(record("audit-digit-parity"))) == AUDIT | {"spectra"}
+    assert set(figures_of(record("audit-digits-cnn"))) == AUDIT | {"spectra", "depths"}
     older = record("audit-digit-parity")
     for row in older.figures["models"].values():
         del row["spectra"]
@@ -68,6 +69,26 @@ def test_figures_of_an_audit_are_drawn_whatever_it_lacks(tmp_path):
     assert set(figures_of(bare)) == AUDIT - {"advantage", "curves"} | {"spectra"}
     for draw in figures_of(bare).values():
         assert draw(bare)[:4] == b"\x89PNG"
+
+
+def test_depths_are_the_best_of_each_stage_of_all_probes_and_of_fine_tuning():
+    audit = record("audit-digits-cnn")
+    rows = {attack: of["probe"] for attack, of in audit.figures["attacks"].items()}
+    found = depths(audit, "probe")
+    assert [*found] == ["0.0", "1.0", "2.0", "all probes", "fine-tuned"]
+    assert found["1.0"] == max(rows[a]["layers"]["1.0"] for a in ("earlier_layer", "maps"))
+    assert found["2.0"] == rows["maps"]["layers"]["2.0"]
+    tuned = [rows[attack]["score"]["mean"] for attack in ("finetune_all", "reinit_last")]
+    assert found["fine-tuned"] == max(tuned)
+    others = [
+        row["score"]["mean"] for a, row in rows.items() if a not in ("finetune_all", "reinit_last")
+    ]
+    assert found["all probes"] == max(others)
+    for name in audit.settings["families"]:  # of an audit of the last features alone
+        for row in audit.figures["attacks"][name].values():
+            row.pop("layers", None)
+    assert depths(audit, "probe") == {}
+    assert "depths" not in figures_of(audit)
 
 
 def test_long_spectra_are_thinned_and_keep_both_ends(pair):

@@ -48,6 +48,8 @@ def figures_of(record: Record) -> dict[str, Draw]:
             found["advantage"] = advantage
         if curved(record):
             found["curves"] = curves
+        if query.depths(record, record.settings["original"]):
+            found["depths"] = depths
     elif record.figures["details"].get("history"):
         found["history"] = history
     return {**found, "spectra": spectra} if outlines(record) else found
@@ -130,6 +132,29 @@ def scores(record: Record, kind: str = "png") -> bytes:
     _rows(axis, attacks)
     axis.axvline(100 * record.figures["chance"], color=style.GREY, linestyle="--", linewidth=1)
     axis.set_xlabel("test score (%); dashed: chance")
+    legend(figure, axis)
+    return rendered(figure, record, kind)
+
+
+def depths(record: Record, kind: str = "png") -> bytes:
+    """Draw the best score at each stage of every model, of all probes, and after fine-tuning."""
+    looks = _looks(record, mark)
+    found = {name: query.depths(record, name) for name in looks}
+    places = list(dict.fromkeys(at for scores in found.values() for at in scores))
+    stages = [at for at in places if at not in query.BY_MEANS]
+    figure = canvas(7.5, 3.4)
+    axis = figure.subplots()
+    for name, scores in found.items():
+        look = looks[name]
+        heights = [100 * scores.get(at, math.nan) for at in places]
+        axis.plot(heights[: len(stages)], color=look["color"], linewidth=1.2)
+        axis.plot(heights, **look)
+    labels = [f"stage {number}" for number, _ in enumerate(stages, 1)]
+    axis.set_xticks(range(len(places)), [*labels, *places[len(stages) :]], fontsize=9)
+    axis.axhline(100 * record.figures["chance"], color=style.GREY, linestyle="--", linewidth=1)
+    axis.set_ylabel("best test score (%); dashed: chance")
+    axis.set_ylim(min(0.0, axis.get_ylim()[0]), 102)
+    axis.grid(alpha=0.25)
     legend(figure, axis)
     return rendered(figure, record, kind)
 

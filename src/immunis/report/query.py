@@ -33,6 +33,10 @@ NO_HELP = "the original does not help by three standard errors"  # why there is 
 DIVERGED = "a score diverged"
 NO_SPAN = "no interval is known"
 WIDE = "the interval is wider than all of the original's help"
+BY_MEANS = {  # families of attacks that leave the weights as they are, and that change them
+    "all probes": ("probes", "surgery"),
+    "fine-tuned": ("fine-tuning", "adaptive"),
+}
 
 
 class Reached(NamedTuple):
@@ -125,6 +129,23 @@ def scores(attacks: Outcomes, model: str) -> dict[str, float]:
     """Return the mean test score of every attack that ran on a model, by attack."""
     rows = {attack: by_model[model] for attack, by_model in attacks.items() if model in by_model}
     return {attack: row["score"]["mean"] for attack, row in rows.items() if row["status"] == "done"}
+
+
+def depths(record: Record, model: str) -> dict[str, float]:
+    """Return the best score that attacks read at each stage of a model, and by ``BY_MEANS``.
+
+    Stages come in their order; there are none if no attack on this model tells them apart.
+    """
+    attacks, families = record.figures["attacks"], record.settings.get("families", {})
+    rows = [of[model] for of in attacks.values() if of.get(model, {}).get("status") == "done"]
+    layered = [row["layers"] for row in rows if row.get("layers")]
+    stages = max(layered, key=len, default={})
+    found = {at: max(row[at] for row in layered if at in row) for at in stages}
+    every = scores(attacks, model)
+    for label, of in BY_MEANS.items():
+        reached = [score for attack, score in every.items() if families.get(attack) in of]
+        found |= {label: max(reached)} if found and reached else {}
+    return found
 
 
 def notes(attacks: Outcomes) -> list[str]:
