@@ -14,9 +14,8 @@ from immunis import Task, gram, immunize
 from immunis.attacks import ATTACKS
 from immunis.attacks.probes.kernel import RIDGES
 from immunis.attacks.search import search, space_of
-from immunis.theory.gram import gram_of
 from immunis.theory.logistic import logistic
-from immunis.theory.probes import cross_validated_ridge, ridge_probe
+from immunis.theory.probes import ridge_probe, ridges_of
 from immunis.theory.scores import score
 
 F = torch.float64
@@ -128,15 +127,16 @@ def test_the_kernels_damping_has_the_least_generalised_cross_validation_error(no
     rng = np.random.default_rng(3)
     z = rng.normal(size=(60, 8)) * np.logspace(0, -2, 8)
     y = z @ rng.normal(size=(8, 2)) + noise * rng.normal(size=(60, 2))
-    centred, targets = z - z.mean(0), y - y.mean(0)
 
     def error(ridge):  # by the definition, with the hat matrix
         damping = ridge * np.trace(centred.T @ centred) / 8 * np.eye(8)
         hat = centred @ np.linalg.solve(centred.T @ centred + damping, centred.T)
-        return np.sum((targets - hat @ targets) ** 2) / (1 - (1 + np.trace(hat)) / 60) ** 2
+        return np.sum((targets - hat @ targets) ** 2) / (1 - (1 + np.trace(hat)) / rows) ** 2
 
-    found = cross_validated_ridge(gram_of(torch.from_numpy(z), torch.from_numpy(y)), RIDGES)
-    assert found == min(RIDGES, key=error)
+    for rows in (60, 6):  # by the Gram of features, and by that of rows
+        centred, targets = z[:rows] - z[:rows].mean(0), y[:rows] - y[:rows].mean(0)
+        found = ridges_of(torch.from_numpy(z[:rows]), torch.from_numpy(y[:rows]))
+        assert found.least_error(RIDGES) == min(RIDGES, key=error)
 
 
 def test_the_kernel_may_damp_less_where_the_best_class_counts_and_not_where_squares_do():

@@ -56,7 +56,7 @@ from immunis.theory import regularizers as r
 from immunis.theory import steps as g
 from immunis.theory.gram import as_extractor, gram_of, gram_of_blocks, paired_grams
 from immunis.theory.measure import degenerate_columns, spectrum_outline
-from immunis.theory.probes import cross_validated_ridge, ridge_path, ridge_probe
+from immunis.theory.probes import ridge_probe, ridges_of
 from immunis.theory.rir import rir
 from immunis.theory.score_interval import finest, score_interval
 from immunis.theory.scores import answers, class_scores, score
@@ -607,8 +607,9 @@ def heads(i: Inputs):
 @checks(
     "probes.ridge_probe",
     "probes.ridge_weights",
-    "probes.ridge_path",
-    "probes.cross_validated_ridge",
+    "probes.ridges_of",
+    "probes.Ridges.probe",
+    "probes.Ridges.least_error",
 )
 def probed(i: Inputs):
     x, y = i.x, i.targets(scale=i.other_scale)
@@ -627,11 +628,12 @@ def probed(i: Inputs):
     tolerance = 50 * i.n * i.d * (EPS + noise) * (1 + i.d / i.ridge) ** 2
     for found, wanted in zip(weights[:, 0].tolist(), true, strict=True):
         assert close(found, wanted, tolerance * size)
-    assert cross_validated_ridge(gram_of(x, y), (0.1, 1.0)) in (0.1, 1.0)
-    (path,) = ridge_path(x.to(F), y, x.to(F), (i.ridge,))
+    ridges = ridges_of(x.to(F), y)
+    assert ridges.least_error((0.1, 1.0)) in (0.1, 1.0)
+    weights, bias = ridges.probe(i.ridge)
     said = z * true
     means = float(y[:, 0].mean())
-    for found, wanted in zip(path[:, 0].tolist(), said, strict=True):
+    for found, wanted in zip((x.to(F) @ weights + bias)[:, 0].tolist(), said, strict=True):
         assert close(found - means, wanted, tolerance * size * peak * i.d)
 
 

@@ -13,7 +13,7 @@ from immunis import NumericalError, Task
 from immunis.data.loader import Stream, held_out
 from immunis.models.find_cut import cut
 from immunis.theory.gram import gram_of
-from immunis.theory.probes import ridge_path, ridge_probe
+from immunis.theory.probes import ridge_probe
 from immunis.training import selection
 from immunis.training.loop import fit
 from immunis.training.objective import SUPERVISED, Objective, supervised_only
@@ -24,6 +24,7 @@ from immunis.training.selection import (
     held_out_figures,
     merit,
     probe_figures,
+    ridge_answers,
 )
 from immunis.training.settings import Training
 
@@ -87,7 +88,7 @@ def test_the_judge_asks_only_probes_that_have_not_seen_the_row(rows):
 def test_the_judges_probes_are_those_of_the_ridge_attack(shape):
     torch.manual_seed(0)
     z, y, new = (torch.randn(*s).double() for s in (shape, (shape[0], 2), (4, shape[1])))
-    for ridge, answers in zip(RIDGES, ridge_path(z, y, new, RIDGES), strict=True):
+    for ridge, answers in zip(RIDGES, ridge_answers(z, y, new), strict=True):
         weights, bias = ridge_probe(gram_of(z, y), ridge)
         torch.testing.assert_close(answers, new @ weights + bias, rtol=1e-6, atol=1e-8)
 
@@ -184,10 +185,10 @@ def test_every_fold_of_the_judge_has_its_share_of_each_class(monkeypatch, rare):
     labels, seen = torch.zeros(200, dtype=torch.int64), []
     labels[:rare] = 1
 
-    def path(z, targets, out, ridges):
+    def answers(z, targets, out):
         seen.append(int(out.sum()))
-        return [torch.zeros(len(out), 2, dtype=torch.float64) for _ in ridges]
+        return [torch.zeros(len(out), 2, dtype=torch.float64) for _ in RIDGES]
 
-    monkeypatch.setattr(selection, "ridge_path", path)
+    monkeypatch.setattr(selection, "ridge_answers", answers)
     crossed((labels[:, None].float(), labels), "classification", 2)
     assert sum(seen) == rare and max(seen) - min(seen) <= 1

@@ -139,7 +139,7 @@ def depths(record: Record, model: str) -> dict[str, float]:
     attacks, families = record.figures["attacks"], record.settings.get("families", {})
     rows = [of[model] for of in attacks.values() if of.get(model, {}).get("status") == "done"]
     layered = [row["layers"] for row in rows if row.get("layers")]
-    stages = max(layered, key=len, default={})
+    stages: Mapping[str, float] = max(layered, key=len, default={})
     found = {at: max(row[at] for row in layered if at in row) for at in stages}
     every = scores(attacks, model)
     for label, of in BY_MEANS.items():

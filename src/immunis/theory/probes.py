@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,44 +51,59 @@ def ridge_probe(gram: Gram, ridge: float = 1e-6) -> tuple[Tensor, Tensor]:
     return weights, gram.target_mean - gram.mean @ weights
 
 
-def ridge_path(
-    features: Tensor, targets: Tensor, at: Tensor, ridges: Sequence[float]
-) -> list[Tensor]:
-    """Return what ``ridge_probe`` answers ``at`` new features (m×D), for each of ``ridges``.
+@dataclass(frozen=True)
+class Ridges:
+    """Ridge probes of one set of rows for any penalty, from one decomposition.
 
-    One decomposition, of the smaller of ``ZᵀZ`` and ``ZZᵀ``, serves all penalties.
+    With the smaller of ``ZᵀZ = VΛVᵀ`` and ``ZZᵀ = UΛUᵀ``, both of centred rows, the weights are
+    ``V(Λ+λI)⁻¹VᵀZᵀY = ZᵀU(Λ+λI)⁻¹UᵀY``, with ``λ = ridge·tr(ZᵀZ)/D`` as in ``ridge_probe``.
     """
+
+    into: Tensor  # V or ZᵀU
+    aims: Tensor  # VᵀZᵀY or UᵀY
+    values: Tensor  # Λ
+    explained: Tensor  # what each direction could explain of Y: ‖vᵀZᵀY‖²
+    mean: Tensor
+    target_mean: Tensor
+    spread: float  # ‖Y‖²
+    samples: int
+
+    def probe(self, ridge: float) -> tuple[Tensor, Tensor]:
+        """Return the weights (D×C) and bias (C) of ``ridge_probe``; zeros if nothing varies."""
+        damped = self.values + ridge * self._size
+        weights = self.into @ (self.aims / torch.where(damped > 0, damped, math.inf)[:, None])
+        return weights, self.target_mean - self.mean @ weights
+
+    def least_error(self, ridges: Sequence[float]) -> float:
+        """Return the ridge of least generalised cross-validation error, ``RSS/(1 − df/n)²``.
+
+        See Golub, Heath and Wahba (1979).
+        """
+        errors = {}
+        for ridge in ridges:
+            shrink = 1 / (self.values + ridge * self._size)
+            kept = self.values * shrink
+            residual = self.spread - float((self.explained * (2 - kept) * shrink).sum())
+            free = 1 - (1 + float(kept.sum())) / self.samples
+            errors[ridge] = residual / free**2 if free > 0 else math.inf
+        return min(errors, key=lambda ridge: errors[ridge])
+
+    @property
+    def _size(self) -> float:
+        return float(self.values.sum()) / len(self.mean)
+
+
+def ridges_of(features: Tensor, targets: Tensor) -> Ridges:
+    """Return the ridge probes of features (n×D) and targets (n×C), both in float64."""
     mean, target_mean = features.mean(0), targets.mean(0)
-    z, y, new = features - mean, targets - target_mean, at - mean
-    if len(z) < z.shape[1]:
-        values, basis = eigh(z @ z.T)
-        left, right = new @ z.T @ basis, basis.T @ y
-    else:
-        values, basis = eigh(z.T @ z)
-        left, right = new @ basis, basis.T @ (z.T @ y)
-    size = float(values.sum()) / z.shape[1]
-    if size <= 0:  # nothing varies
-        return [target_mean.expand(len(at), -1) for _ in ridges]
-    values = values.clamp_min(0.0)[:, None]
-    return [left @ (right / (values + ridge * size)) + target_mean for ridge in ridges]
-
-
-def cross_validated_ridge(gram: Gram, ridges: Sequence[float]) -> float:
-    """Return the ridge of least generalised cross-validation error, ``RSS/(1 − df/n)²``.
-
-    See Golub, Heath and Wahba (1979).
-    """
-    spread = float(gram.target_scatter.diagonal().sum())
-    values, vectors = eigh(gram.scatter)
-    values = values.clamp(min=0)
-    aims = (vectors.T @ gram.cross_scatter).square().sum(1)
-    errors = {}
-    for ridge in ridges:
-        shrink = 1 / (values + ridge * values.mean())
-        residual = spread - float((aims * (2 - values * shrink) * shrink).sum())
-        free = 1 - (1 + float((values * shrink).sum())) / gram.samples
-        errors[ridge] = residual / free**2 if free > 0 else math.inf
-    return min(errors, key=lambda ridge: errors[ridge])
+    z, y = features - mean, targets - target_mean
+    few = len(z) < z.shape[1]
+    values, basis = eigh(z @ z.T if few else z.T @ z)
+    values = values.clamp_min(0.0)
+    into, aims = (z.T @ basis, basis.T @ y) if few else (basis, basis.T @ (z.T @ y))
+    explained = aims.square().sum(1) * (values if few else 1.0)
+    spread = float(y.square().sum())
+    return Ridges(into, aims, values, explained, mean, target_mean, spread, len(z))
 
 
 def rho(

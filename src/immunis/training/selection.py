@@ -20,7 +20,7 @@ from immunis.data.loader import Rows, Stream, spread
 from immunis.data.task import target_matrix
 from immunis.theory.feature_maps import even, narrowed
 from immunis.theory.gram import gram_of
-from immunis.theory.probes import rho_of_gram, ridge_path
+from immunis.theory.probes import rho_of_gram, ridges_of
 from immunis.theory.rir import rir
 from immunis.theory.scores import row_hits, score, score_of
 from immunis.theory.spectrum import quiet_spectrum
@@ -133,8 +133,14 @@ def _outputs(
 def fitted(seen: Labelled, held: Labelled, kind: str, outputs: int) -> float:
     """Return the held-out score of the best ridge probe that is fitted on training rows."""
     targets = target_matrix(seen[1], kind, outputs)
-    answers = ridge_path(seen[0].double(), targets, held[0].double(), RIDGES)
+    answers = ridge_answers(seen[0].double(), targets, held[0].double())
     return max(score(answer, held[1], kind) for answer in answers)
+
+
+def ridge_answers(features: Tensor, targets: Tensor, new: Tensor) -> list[Tensor]:
+    """Return what a ridge probe answers for new features, for each of ``RIDGES``."""
+    probes = map(ridges_of(features, targets).probe, RIDGES)
+    return [new @ weights + bias for weights, bias in probes]
 
 
 def crossed(rows: Labelled, kind: str, outputs: int) -> float:
@@ -147,7 +153,7 @@ def crossed(rows: Labelled, kind: str, outputs: int) -> float:
     place, folds = order.argsort(), min(FOLDS, len(z))
     for fold in range(folds):
         out = place % folds == fold
-        found = ridge_path(z[~out], targets[~out], z[out], RIDGES)
+        found = ridge_answers(z[~out], targets[~out], z[out])
         for answer, part in zip(answers, found, strict=True):
             answer[out] = part
     return max(score(answer, rows[1], kind) for answer in answers)

@@ -6,11 +6,10 @@ from functools import partial
 from torch import Tensor
 
 from immunis.attacks.contract import Arena, Attack, Settings, Step, if_patient
-from immunis.attacks.features import Map, bases, solve_flops, whiten_flops
+from immunis.attacks.features import Map, bases, whiten_flops
 from immunis.attacks.learning import one_step
 from immunis.theory.feature_maps import fourier
-from immunis.theory.gram import gram_of
-from immunis.theory.probes import cross_validated_ridge, ridge_probe
+from immunis.theory.probes import ridges_of
 
 WIDTH = 1024
 RIDGES = tuple(10.0**power for power in range(-8, 3))
@@ -20,8 +19,8 @@ LESS = (1.0, 0.01)  # of that damping: the best class needs less of it than squa
 def together(arena: Arena, choices: Sequence[Settings]) -> Iterator[list[Step]]:
     """Solve ridge on random Fourier features of an RBF kernel with γ = width/D.
 
-    The damping is that of least generalised cross-validation error, times ``damping``. Dampings of
-    one kernel share its moments.
+    The damping is that of least generalised cross-validation error, times ``damping``. One
+    decomposition serves all dampings of a kernel.
     """
     steps: dict[int, Step] = {}
     kernels = dict.fromkeys((settings["basis"], settings["width"]) for settings in choices)
@@ -29,14 +28,13 @@ def together(arena: Arena, choices: Sequence[Settings]) -> Iterator[list[Step]]:
         features = arena.features().in_basis(basis)
         n, d = features.samples, features.dimension
         lift = partial(_lift, arena, width / d)
-        gram = gram_of(lift(features.z), features.targets())
-        best = cross_validated_ridge(gram, RIDGES)
-        flops = 2.0 * n * WIDTH * d + whiten_flops(n, WIDTH)
-        flops += solve_flops(n, WIDTH, features.outputs)
+        found = ridges_of(lift(features.z).double(), features.targets())
+        best = found.least_error(RIDGES)
+        flops = 2.0 * n * WIDTH * d + whiten_flops(max(n, WIDTH), min(n, WIDTH))
         for place, settings in enumerate(choices):
             if (settings["basis"], settings["width"]) == (basis, width):
-                solved = ridge_probe(gram, settings["damping"] * best)
-                (steps[place],) = one_step(features, flops, partial(_predict, lift, *solved))
+                predict = partial(_predict, lift, *found.probe(settings["damping"] * best))
+                (steps[place],) = one_step(features, flops, predict)
     yield [steps[place] for place in range(len(choices))]
 
 
