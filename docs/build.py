@@ -35,17 +35,16 @@ from immunis.core.records import Record
 from immunis.paper import figures as reproduced
 from immunis.paper import tables as again
 from immunis.report import figures
-from immunis.report.format import defined, number
-from immunis.report.markup import Table
-from immunis.report.tables import (
+from immunis.report.audit_tables import (
     audit_table,
-    definition_table,
-    demo_table,
     highest_table,
     models_table,
     points_table,
     primary_table,
 )
+from immunis.report.format import defined, number
+from immunis.report.markup import Table
+from immunis.report.tables import definition_table, demo_table
 from immunis.theory.definition import TOLERANCE
 
 ROOT = Path(__file__).parents[1]

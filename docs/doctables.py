@@ -8,9 +8,9 @@ from statistics import mean, stdev
 
 from immunis.core.records import Record
 from immunis.core.shapes import CONTROL
+from immunis.report.audit_tables import audit_table
 from immunis.report.format import defined, number, percent
 from immunis.report.markup import Table
-from immunis.report.tables import audit_table
 
 BRIEF = ("ridge", "logistic", "mlp", "knn", "earlier_layer", "finetune_all")
 

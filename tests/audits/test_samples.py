@@ -13,7 +13,7 @@ from immunis import write_card
 from immunis.attacks import ATTACKS
 from immunis.attacks.search import search
 from immunis.audits.samples import few_of_each, sample_curve
-from immunis.report.tables import samples_table
+from immunis.report.audit_tables import samples_table
 
 
 def noisy(seed, n=600):

@@ -17,7 +17,7 @@ from immunis.models.zoo import named_network
 from immunis.paper import deep, released_network
 from immunis.paper.deep_network import Experiment, paper_row
 from immunis.recipes import load_recipe
-from immunis.recipes.pipeline import tables_of
+from immunis.recipes.defences import tables_of
 
 SETTINGS = released_network.Settings(1e-3, 1e-4, 1e2, steps=2, batch=12)
 

@@ -32,8 +32,9 @@ from immunis.models.text import TextEncoder, text_encoder
 from immunis.models.zoo import named_network
 from immunis.recipes import load_recipe
 from immunis.recipes.pipeline import Pipeline
+from immunis.report.audit_tables import transfer_table
 from immunis.report.export import export
-from immunis.report.tables import immunize_table, transfer_table
+from immunis.report.tables import immunize_table
 from immunis.theory.retrieval import retrieval
 from immunis.training.settings import Training
 

@@ -24,7 +24,7 @@ from helpers import RESULTS
 from helpers.tasks import make_task
 from immunis import Record, audit, immunize, measure
 from immunis.core.files import sealed
-from immunis.report import tables
+from immunis.report import audit_tables, tables
 from immunis.report.card import KINDS, render
 from immunis.report.figures import figures_of
 from immunis.report.loading_code import from_hub, section
@@ -155,10 +155,10 @@ def tables_of(record):
         "immunize": [tables.immunize_table, tables.definition_table],
         "demo": [tables.demo_table, tables.definition_table],
         "audit": [
-            tables.audit_table, tables.worst_case_table, tables.highest_table,
-            tables.transfer_table,
-            tables.predictors_table, tables.definition_table, tables.points_table,
-            tables.shares_table, tables.primary_table, tables.models_table,
+            audit_tables.audit_table, audit_tables.worst_case_table, audit_tables.highest_table,
+            audit_tables.transfer_table,
+            audit_tables.predictors_table, tables.definition_table, audit_tables.points_table,
+            audit_tables.shares_table, audit_tables.primary_table, audit_tables.models_table,
         ],
     }  # fmt: skip
     return [make(record) for make in made.get(record.kind, [])]

@@ -20,13 +20,14 @@ from immunis.models.find_cut import cut
 from immunis.models.weights import config, load_weights
 from immunis.models.zoo import named_network
 from immunis.recipes import check_recipe, load_recipe, pipeline
+from immunis.recipes.defences import tried
 from immunis.recipes.pipeline import Pipeline
 from immunis.report import text
+from immunis.report.audit_tables import models_table
 from immunis.report.card import render
 from immunis.report.export import export, weights
 from immunis.report.model_card import model_card
 from immunis.report.runs import record_files
-from immunis.report.tables import models_table
 
 TOML = """
 name = "small"
@@ -241,9 +242,9 @@ def test_a_weight_is_searched_once_and_the_other_variants_take_it(recipe, tmp_pa
     _, told = made.variants(chosen.method, [model])
     assert "weights_tried" in told[0] and "weights_tried" not in told[1]
     count = len(told[0]["weights_tried"])
-    assert pipeline.tried({}, told) == count >= 2
-    assert pipeline.tried({"tried": 3}, told) == count + 2
-    assert pipeline.tried({}, [None]) == 1
+    assert tried({}, told) == count >= 2
+    assert tried({"tried": 3}, told) == count + 2
+    assert tried({}, [None]) == 1
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     weights = [
         json.loads(path.read_text())["settings"]["weight"] for path in tmp_path.glob("*.json")

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from helpers.tasks import row_hashes
 from immunis import InputError, SettingsError, Task
 from immunis.recipes import bundled, load_recipe
-from immunis.recipes.pipeline import tables_of
+from immunis.recipes.defences import tables_of
 from immunis.recipes.recipe import SOURCES
 
 

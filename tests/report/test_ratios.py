@@ -7,12 +7,13 @@ import torch
 
 from helpers import RESULTS
 from immunis import Record, audit, immunize
+from immunis.report.audit_tables import models_table
 from immunis.report.card import render
 from immunis.report.compare import compare
 from immunis.report.figures import figures_of
 from immunis.report.model_card import model_card
 from immunis.report.ratios import ratio
-from immunis.report.tables import demo_table, immunize_table, models_table
+from immunis.report.tables import demo_table, immunize_table
 
 WORDS = "not defined: ranks differ"
 

@@ -9,11 +9,7 @@ from helpers import RESULTS
 from helpers.tasks import make_task
 from immunis import Record, audit
 from immunis.core.shapes import CONTROL
-from immunis.report.card import render
-from immunis.report.format import points, share_cell
-from immunis.report.limits import not_tested
-from immunis.report.query import NO_HELP, WIDE, leading, reached
-from immunis.report.tables import (
+from immunis.report.audit_tables import (
     audit_table,
     highest_table,
     points_table,
@@ -21,6 +17,10 @@ from immunis.report.tables import (
     shares_table,
     worst_case_table,
 )
+from immunis.report.card import render
+from immunis.report.format import points, share_cell
+from immunis.report.limits import not_tested
+from immunis.report.query import NO_HELP, WIDE, leading, reached
 from immunis.report.text import closing, headline, kept, table_notes, threat_model, verdict
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any, Literal, NotRequired, get_args, get_origin, is_typeddict
 
 from immunis.core.errors import InputError
+from immunis.core.kinds import PARALLEL, SHAPES
 from immunis.core.settings import fits
-from immunis.core.shapes import PARALLEL, SHAPES, Data, Free
+from immunis.core.shapes import Data, Free
 
 HEAD: Free = {"kind": str, "name": str, "created": str, "schema": int, "seconds": float}
 HEAD |= {"seed": int | None, "commit": str | None, "versions": dict[str, str]}

@@ -30,8 +30,9 @@ from immunis.data.task import Tasks
 from immunis.paper.deep_network import OURS, RELEASED, Experiment, Row, Settings, paper_row, run_row
 from immunis.paper.provenance import code_digest, makers, signed
 from immunis.paper.published import FACTORS, UNTESTED, is_near, printed, spread
+from immunis.recipes.defences import Table, tables_of
 from immunis.recipes.estimate import Estimate, estimate_runs
-from immunis.recipes.pipeline import Pipeline, Table, tables_of
+from immunis.recipes.pipeline import Pipeline
 from immunis.recipes.recipe import Recipe
 from immunis.theory.measure import data_figures
 

@@ -25,7 +25,8 @@ from immunis.models.cut import Cut
 from immunis.models.zoo import LIBRARIES
 from immunis.paper import released_network
 from immunis.paper.published import printed
-from immunis.recipes.pipeline import Pipeline, Table
+from immunis.recipes.defences import Table
+from immunis.recipes.pipeline import Pipeline
 from immunis.recipes.recipe import Recipe
 from immunis.theory.definition import definition
 from immunis.theory.gram import gram_of

@@ -31,7 +31,8 @@ from immunis.core.disk_arrays import Shelf
 from immunis.core.errors import ImmunisError
 from immunis.core.jobs import Job, Progress, sweep
 from immunis.core.state import quiet
-from immunis.recipes.pipeline import Pipeline, Table, configured, tables_of
+from immunis.recipes.defences import Table, configured, tables_of
+from immunis.recipes.pipeline import Pipeline
 from immunis.report.markup import Table as Printed
 from immunis.training.settings import device_of, training_of
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from immunis.audits.audit import Audit, audit
 from immunis.audits.lineup import Variant
 from immunis.core.distributed import rank
-from immunis.core.errors import InputError, RankWarning, unknown
+from immunis.core.errors import InputError, RankWarning
 from immunis.core.extras import need
 from immunis.core.files import key_of, make_folder, write_bytes
 from immunis.core.hashing import state_digest
@@ -36,6 +36,7 @@ from immunis.methods.record import feature_gram
 from immunis.models.linear import fit_logistic_head
 from immunis.models.text import TextEncoder
 from immunis.models.weights import load_weights
+from immunis.recipes.defences import Table, configured, settings_of, tables_of, tried
 from immunis.recipes.recipe import Recipe
 from immunis.report.export import weights
 from immunis.theory.gram import check_pair
@@ -47,7 +48,6 @@ from immunis.training.settings import Hardware, device_of, training_of
 from immunis.training.setup import divided
 
 PLAIN = "plain"  # label of the training of a recipe that leaves out what defends
-Table = Mapping[str, Any]  # of a recipe: a method's name, its settings, its label and training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Pipeline:
         recipe = self.recipe
         training = recipe.training_for(table)
         head = None if training is None else recipe.head
-        given = {"seed": recipe.seed, "head": head, "training": training, **_settings(table)}
+        given = {"seed": recipe.seed, "head": head, "training": training, **settings_of(table)}
         given |= {"hardware": self.hardware, "progress": self.progress, **options}
         return immunize(model, self.tasks.primary, self.tasks.harmful, table["name"], **given)
 
@@ -315,37 +315,3 @@ def _told(record: Record) -> dict[str, Any]:
     """Return what an audit's record says of how a network was trained."""
     rows = record.settings["training"]["harmful_batch"]
     return {**record.figures["details"], "harmful_batch": rows}
-
-
-def tried(table: Table, runs: Iterable[Mapping[str, Any] | None]) -> int:
-    """Return how many settings a defence was tuned over: its table's, and the weights searched."""
-    weights = max((len(run.get("weights_tried", ())) for run in runs if run), default=0)
-    return table.get("tried", 1) + max(weights - 1, 0)
-
-
-def _settings(table: Table) -> dict[str, Any]:
-    return {k: v for k, v in table.items() if k not in ("name", "label", "training", "tried")}
-
-
-def configured(table: Table, network: bool = False) -> Any:
-    """Return a method's settings as its table gives them, checked."""
-    return get_method(table["name"]).configure(_settings(table), network=network)
-
-
-def tables_of(recipe: Recipe, methods: Sequence[str] | None = None) -> dict[str, Table]:
-    """Return the tables of a recipe's defences by label: those named, or all.
-
-    They are its ``[[audit.methods]]`` and, if it has a label or is alone, its own method.
-    """
-    found: dict[str, Table] = {}
-    own = [recipe.method] if recipe.method else []
-    compared = recipe.audit.get("methods", own)
-    if compared is not own and "label" in recipe.method:
-        compared = [*compared, *own]
-    for table in compared:
-        label = table.get("label", table["name"])
-        found[label if label not in found else f"{label} {len(found) + 1}"] = table
-    for name in methods or ():
-        if name not in found:
-            raise unknown("defence of the recipe", name, found)
-    return {label: t for label, t in found.items() if methods is None or label in methods}

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from immunis.core.errors import InputError
 from immunis.core.locks import publish
 from immunis.core.records import Record
-from immunis.report import charts, limits, query, ratios, style, tables, text
+from immunis.report import audit_tables, charts, limits, query, ratios, style, tables, text
 from immunis.report.about import About, about_of
 from immunis.report.compare import compare
 from immunis.report.evidence import Evidence, refusal
@@ -30,7 +30,7 @@ FOLDER = jinja2.FileSystemLoader(Path(__file__).with_name("templates"))
 PAGES = jinja2.Environment(loader=FOLDER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 PAGES.undefined = jinja2.StrictUndefined
 PAGES.filters |= {"number": number, "steps_of": steps_of}
-PAGES.globals |= {"style": style, "tables": tables}
+PAGES.globals |= {"style": style, "tables": tables, "audit_tables": audit_tables}
 PAGES.globals |= {"text": text, "ratios": ratios, "limits": limits}
 NORM_RATIO = "‖w_t − w*‖² / ‖w_0 − w*‖²"
 Said = About | Mapping[str, Any] | None

@@ -12,7 +12,7 @@ from immunis.core.display import VIEWS
 from immunis.core.errors import InputError, unknown
 from immunis.core.extras import need
 from immunis.core.records import Record, printable
-from immunis.report import ratios, tables, text
+from immunis.report import audit_tables, ratios, tables, text
 from immunis.report.markup import Table
 from immunis.report.query import ROLES, noted, require_kinds
 
@@ -24,7 +24,7 @@ Make = Callable[[Record], Any]
 SHOWN: dict[str, tuple[Sequence[Make], Make]] = {  # by kind: tables, and words below them
     "measure": ((tables.measure_table, tables.definition_table), ratios.measured_words),
     "immunize": ((tables.immunize_table, tables.definition_table), text.headline),
-    "audit": ((tables.worst_case_table, tables.points_table), text.headline),
+    "audit": ((audit_tables.worst_case_table, audit_tables.points_table), text.headline),
     "demo": ((tables.demo_table, tables.definition_table), text.headline),
 }
 

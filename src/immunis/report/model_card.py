@@ -17,7 +17,7 @@ from markupsafe import Markup
 from immunis.core.records import Record
 from immunis.core.shapes import AuditFigures, Data, ImmunizeFigures
 from immunis.models.weights import shown
-from immunis.report import limits, ratios, tables, text
+from immunis.report import audit_tables, limits, ratios, tables, text
 from immunis.report.about import About, about_of
 from immunis.report.evidence import Evidence
 from immunis.report.markup import Table, inline
@@ -84,14 +84,14 @@ def _tables(record: Record) -> list[Table]:
         original = record.settings["original"]
         names = (original, leading(record) or original)
         found = [
-            tables.highest_table(record),
-            tables.worst_case_table(record),
-            tables.primary_table(record),
+            audit_tables.highest_table(record),
+            audit_tables.worst_case_table(record),
+            audit_tables.primary_table(record),
         ]
-        found += [tables.points_table(record), tables.shares_table(record)]
-        found.append(tables.audit_table(record))
-        found += [tables.transfer_table(record)] if record.figures["transfer"] else []
-        found.append(tables.predictors_table(record))
+        found += [audit_tables.points_table(record), audit_tables.shares_table(record)]
+        found.append(audit_tables.audit_table(record))
+        found += [audit_tables.transfer_table(record)] if record.figures["transfer"] else []
+        found.append(audit_tables.predictors_table(record))
     found += [tables.definition_table(record)] if definitions(record) else []
     if set(names) <= per_class(record)[1].keys():
         found.append(tables.class_table(record, *names))

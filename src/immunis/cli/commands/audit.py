@@ -55,7 +55,8 @@ def audit(
     from immunis.core.jobs import Run
     from immunis.core.shapes import ORIGINAL
     from immunis.recipes import load_recipe
-    from immunis.recipes.pipeline import Pipeline, tables_of
+    from immunis.recipes.defences import tables_of
+    from immunis.recipes.pipeline import Pipeline
     from immunis.training.settings import hardware_of
 
     chosen = load_recipe(recipe, allow_outside)
@@ -90,17 +91,14 @@ def show(record: Record, folder: Path, json: bool) -> None:
     Those of a final audit have names of their own: the development audit's stay beside them.
     """
     from immunis.core.releases import release
-    from immunis.report import runs, tables
+    from immunis.report import audit_tables, runs, tables
     from immunis.report.card import render
     from immunis.report.text import closing, table_notes
 
-    made = (
-        tables.highest_table, tables.worst_case_table, tables.primary_table, tables.points_table,
-        tables.audit_table, tables.samples_table, tables.transfer_table, tables.models_table,
-        tables.definition_table,
-    )  # fmt: skip
+    made = ("highest", "worst_case", "primary", "points", "audit", "samples", "transfer", "models")
+    shown = [getattr(audit_tables, f"{name}_table")(record) for name in made]
     names = runs.FINAL if "final" in record.figures else (runs.NAME, "card.html")
     files = (record.to_file(), render(record))
     paths = release(folder, dict(zip(names, files, strict=True)))
     words = f"{table_notes(record)}\n\n{closing(record)}"
-    finish(record, paths, json, [table(record) for table in made], words)
+    finish(record, paths, json, [*shown, tables.definition_table(record)], words)
