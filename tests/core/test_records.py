@@ -85,18 +85,6 @@ def test_records_of_every_schema_still_load():
         assert record.digest() == Record(**vars(record)).digest()
 
 
-def test_records_from_before_checksums_load_with_a_warning(tmp_path):
-    early = Path(__file__).with_name("record-without-checksum.json")  # one that version 0.1 wrote
-    with pytest.warns(UserWarning, match="written before checksums"):
-        record = Record.load(early)
-    values = json.loads(early.read_text())
-    assert record.created < "2026-11-15T10:41:18"
-    assert json.loads(record.to_json()) == values
-    (tmp_path / "r.json").write_text(json.dumps({**values, "created": "2026-11-15T10:41:18"}))
-    with pytest.raises(InputError, match="has no checksum"):
-        Record.load(tmp_path / "r.json")
-
-
 def test_reproductions_of_version_0_1_are_refused_with_the_reason(tmp_path):
     early = sealed({**sample().to_dict(), "kind": "reproduce", "created": "2026-11-15T09:26:10"})
     (tmp_path / "r.json").write_text(early)

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import csv
 import io
+import json
 import re
 
 import numpy as np
@@ -91,9 +92,11 @@ def test_names_in_figures_are_not_mathematics_and_not_hidden():
 def test_a_record_without_its_checksum_is_refused(tmp_path):
     path = Record("bench", "x", {}).save(tmp_path / "r.json")
     text = path.read_text()
-    path.write_text(text[: text.rindex(',\n "checksum"')] + "\n}\n")
-    with pytest.raises(InputError, match=r"r\.json has no checksum"):
-        Record.load(path)
+    bare = text[: text.rindex(',\n "checksum"')] + "\n}\n"
+    for created in (json.loads(text)["created"], "2020-01-01", ""):
+        path.write_text(json.dumps({**json.loads(bare), "created": created}))
+        with pytest.raises(InputError, match=r"r\.json has no checksum"):
+            Record.load(path)
 
 
 @pytest.mark.parametrize("text", ["<b>", "", "[x](y)"])

@@ -5,9 +5,10 @@ import dataclasses
 import math
 
 import pytest
+import torch
 
 from helpers import RESULTS
-from immunis import Record, SettingsError
+from immunis import Record, SettingsError, audit, immunize
 from immunis.report.about import About
 from immunis.report.attacker_means import MEANS, means_of
 from immunis.report.card import render
@@ -15,7 +16,7 @@ from immunis.report.evidence import Evidence
 from immunis.report.heat import by_layer, by_model
 from immunis.report.query import leading
 from immunis.report.review import review
-from immunis.report.runs import subjects
+from immunis.report.runs import subjects, weights_of
 from immunis.report.tiles import audit_tiles
 
 MODELS = ("original", "erase", "untrained")
@@ -65,6 +66,15 @@ def test_it_holds_where_every_means_holds_by_its_whole_interval(made):
     assert judged(made(ONE_EACH)) == ("Holds", ["holds"] * 4)
     wide = made({**ONE_EACH, "ridge": (0.9, 0.535, 0.5)})  # the threshold is 0.54
     assert judged(wide) == ("Partly", ["unsure"] * 4)
+    open_layers = made({**ONE_EACH, "ridge": (0.9, 0.535, 0.5), "earlier_layer": (0.9, 0.8, 0.5)})
+    assert judged(open_layers) == ("Fails", ["unsure", "fails", "fails", "fails"])
+
+
+def test_a_threshold_that_an_untrained_copy_passes_is_said_to_be_one(made):
+    record = made({**ONE_EACH, "finetune_all": (0.95, 0.9, 0.93)}, threshold=0.6)
+    assert judged(record) == ("Partly", ["holds", "holds", "fails", "fails"])
+    told = "An untrained copy passes it too (93.0%), which no defence of weights prevents."
+    assert told in said(record) and told not in said(made(ONE_EACH))
 
 
 def test_an_attacker_of_more_means_has_the_lesser_ones(made):
@@ -230,6 +240,18 @@ def test_audits_of_the_same_models_are_one_subject_and_others_are_not():
     best = evidence.reached("probe-held")
     assert best.attack == "reinit_last" and best.score == pytest.approx(0.192, abs=1e-3)
     assert evidence.counts["done"] == 17
+
+
+@pytest.mark.filterwarnings("ignore::immunis.RankWarning")
+def test_an_audit_speaks_for_the_weights_that_it_attacked_alone(pair):
+    released, other = (immunize(torch.eye(5), *pair, "erase", strength=s) for s in (0.5, 0.1))
+    models = {"original": torch.eye(5), "erase": other}
+    found = audit(models, *pair, attacks=["ridge"], effort={"seeds": 1, "budget": 2}).record
+    assert other.record.figures["weights"] in weights_of(found)
+    assert subjects([other.record, found]) == [[found, other.record]]
+    assert subjects([released.record, found]) == [[found], [released.record]]
+    del released.record.figures["weights"]  # as in records of version 0.1
+    assert subjects([released.record, found]) == [[found, released.record]]
 
 
 def test_heat_maps_show_every_attack_and_layers_where_they_are_recorded(made):

@@ -23,6 +23,7 @@ from immunis.data.task import Task, target_matrix
 from immunis.data.text import is_packed, is_text
 from immunis.methods.kept_primary import primary_kept
 from immunis.models.cut import Cut
+from immunis.models.joined import extractor_of
 from immunis.models.positions import MAPS
 from immunis.theory.definition import definition
 from immunis.theory.feature_maps import principal_directions
@@ -205,7 +206,7 @@ def describe(
             row[f"kappa_{role}"] = spectrum.condition_number if spectrum.rank else math.nan
             row[f"rank_{role}"] = spectrum.rank
         row |= {
-            "weights": state_digest(model.model),
+            "weights": state_digest(extractor_of(model.model)),
             "dimension": spectra["primary"].dimension,
             "rho": rho_of_gram(grams["harmful"]),
             "spectra": {role: spectrum_outline(spectrum) for role, spectrum in spectra.items()},

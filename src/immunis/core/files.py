@@ -13,7 +13,6 @@ import os
 import re
 import stat
 import tempfile
-import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -168,10 +167,8 @@ def sealed(values: Mapping[str, Any]) -> str:
     return json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def unsealed(path: str | Path, what: str, since: str = "") -> dict[str, Any]:
+def unsealed(path: str | Path, what: str) -> dict[str, Any]:
     """Read values that ``sealed`` made text of.
-
-    Values that name a time before ``since`` as ``created`` need no checksum, and a warning says so.
 
     Raises:
         InputError: if the file is missing, damaged, without its checksum, or not a JSON object.
@@ -191,11 +188,7 @@ def unsealed(path: str | Path, what: str, since: str = "") -> dict[str, Any]:
     if level:
         raise InputError(f"{path} is nested deeper than {DEEPEST}; no {what} of immunis is.")
     if "checksum" not in values:
-        if str(values.get("created", since)) >= since:
-            raise InputError(f"{path} has no checksum; expected a {what}, as immunis wrote it.")
-        told = f"{path} was written before checksums (version 0.1): edits would not show"
-        warnings.warn(f"{told}.", stacklevel=3)
-        return values
+        raise InputError(f"{path} has no checksum; expected a {what}, as immunis wrote it.")
     if values.pop("checksum") != checksum(values):
         raise InputError(
             f"{what} {path} does not match its checksum: it was damaged or edited after it was "

@@ -27,6 +27,11 @@ class Joined(nn.Sequential):
         return head(pooled(found, place, mask_of(extractor, inputs)))
 
 
+def extractor_of(module: nn.Module) -> Any:
+    """Return the extractor of a pair, which is what is released of it; else the module itself."""
+    return module[0] if isinstance(module, Joined) else module
+
+
 def as_module(
     model: Any, head: str | None, outputs: int | None
 ) -> tuple[Any, str | None, int | None]:

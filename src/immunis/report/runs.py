@@ -79,8 +79,8 @@ def same_models(one: Record, other: Record) -> bool:
 def subjects(records: Sequence[Record]) -> list[list[Record]]:
     """Return records by what they are about, audits first.
 
-    Audits of the same models belong together, and an immunization to the audit of its primary task,
-    if there is one only.
+    Audits of the same models belong together, and an immunization to the audit of its weights, if
+    there is one only.
     """
     found: list[list[Record]] = []
     for record in sorted(records, key=lambda record: record.kind != "audit"):
@@ -93,13 +93,27 @@ def subjects(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def belongs(record: Record, first: Record) -> bool:
-    """Return True if a record is about the models of an audit."""
+    """Return True if a record is about the models of an audit.
+
+    An immunization is, if the audit attacked the weights that it made. Records of version 0.1 hold
+    no hash of weights; theirs is told by the primary data.
+    """
     if first.kind != "audit":
         return False
     if record.kind == "audit":
         return same_models(record, first)
     data = (each.data["primary"] for each in (record, first))
-    return record.kind == "immunize" and len({(d["train"], d["test"]) for d in data}) == 1
+    if record.kind != "immunize" or len({(d["train"], d["test"]) for d in data}) > 1:
+        return False
+    own, attacked = record.figures.get("weights"), weights_of(first)
+    return own is None or not attacked or own in attacked
+
+
+def weights_of(audit: Record) -> set[str]:
+    """Return the hashes of all models of an audit, every training of each."""
+    models = audit.figures["models"].values()
+    rows = [row for model in models for row in (model, *model.get("variants", ()))]
+    return {row["weights"] for row in rows if "weights" in row}
 
 
 def audited(record: Record, records: Sequence[Record]) -> bool:
