@@ -14,6 +14,7 @@ from helpers import doc_code
 from helpers.arenas import arena_for
 from immunis import SettingsError
 from immunis.attacks import ATTACKS, FAMILIES, GROUPS, PRESETS, PROBES, check_space, select
+from immunis.attacks.contract import Attack
 from immunis.attacks.search import space_of
 
 
@@ -24,6 +25,11 @@ def test_an_attack_is_named_by_its_file_and_each_file_is_found():
         assert {attack.name for attack in GROUPS[family]} == files
         assert all(attack.summary for attack in GROUPS[family])
     assert sum(map(len, GROUPS.values())) == len(ATTACKS)
+
+
+def test_settings_that_are_not_given_by_name_are_refused():
+    with pytest.raises(SettingsError, match="expected values to search, by name"):
+        Attack(lambda arena, settings: [], ["a"])
 
 
 def test_a_settings_name_that_no_attack_has_is_refused():

@@ -24,6 +24,12 @@ def test_bad_pairs_are_refused(pair):
     one_class = Task((torch.randn(20, 5), torch.zeros(20, dtype=torch.long)), name="single")
     with pytest.raises(InputError, match="at least two classes"):
         immunize(EYE, primary, one_class, "erase")
+    with pytest.raises(InputError, match="expected immunize\\(model, primary, harmful"):
+        immunize(primary, harmful, EYE)
+    with pytest.raises(InputError, match="harmful: expected a Task, got Tensor"):
+        immunize(EYE, primary, EYE)
+    with pytest.raises(InputError, match=r"harmful\[1\]: expected a Task, got str"):
+        immunize(EYE, primary, [harmful, "ridge"])
     with pytest.raises(InputError, match="expected nn.Linear"):
         immunize(EYE, primary, harmful, head="head")
     for bad in (nn.Linear(4, 3), nn.Linear(5, 7)):

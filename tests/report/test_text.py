@@ -21,7 +21,7 @@ from immunis.report.card import render
 from immunis.report.format import points, share_cell
 from immunis.report.limits import not_tested
 from immunis.report.query import NO_HELP, WIDE, leading, reached
-from immunis.report.text import closing, headline, kept, table_notes, threat_model, verdict
+from immunis.report.text import closing, headline, kept, threat_model, verdict
 
 
 def test_the_closing_lines_lead_with_the_highest_score_then_what_is_kept(audit_record):
@@ -131,7 +131,9 @@ def test_tables_show_no_share_where_none_is_defined_and_no_infinite_interval(sma
     bare = dataclasses.replace(small_record, figures=nothing).checked()
     assert {row[3] for row in worst_case_table(bare).rows} == {"–¹"}
     assert {cell for row in shares_table(bare).rows for cell in row[1:]} == {"–¹"}
-    assert NO_HELP in verdict(bare, "blind") and "¹ not enough evidence" in table_notes(bare)
+    assert NO_HELP in verdict(bare, "blind")
+    for table in (worst_case_table, shares_table):
+        assert table(bare).notes == (f"¹ not enough evidence: {NO_HELP}.",)
     for record in (old, small_record, bare):
         made = (worst_case_table, shares_table, points_table, primary_table)
         text = (

@@ -231,6 +231,8 @@ class Attack:
 
     def __post_init__(self) -> None:
         """Check what it searches; a function of the arena is checked when an audit begins."""
+        named = isinstance(self.settings, Mapping)
+        require(named, f"settings={self.settings!r}: expected values to search, by name.")
         for name, values in self.settings.items():
             if not callable(values):
                 check_values(values, name, "settings of an attack")

@@ -34,7 +34,7 @@ from immunis.core.settings import build, require, require_score, require_steps, 
 from immunis.core.shapes import CONTROL, SCRATCH
 from immunis.data.checks import hash_rows
 from immunis.data.scale import warn_if_uneven
-from immunis.data.task import Task
+from immunis.data.task import Task, check_tasks
 from immunis.theory.definition import TOLERANCE
 from immunis.theory.measure import data_figures
 from immunis.training.settings import device_of
@@ -185,6 +185,10 @@ def audit(
         SettingsError: for unknown names or impossible settings.
     """
     start = time.perf_counter()
+    listed = isinstance(transfer, list | tuple)
+    if not (listed and all(isinstance(each, Task) for each in transfer)):
+        raise InputError("transfer: expected a list of Tasks; names of attacks go with attacks=.")
+    check_tasks(primary=primary, harmful=harmful)
     chosen, preset = select(attacks)
     assert callable(progress)
     effort = build(Effort, effort, "effort")

@@ -94,7 +94,11 @@ AllowBroken = Annotated[
 ]
 Output = Annotated[
     str | None,
-    typer.Option("--output", "-o", help="Folder for the results; it is made if it is missing."),
+    typer.Option(
+        "--output",
+        "-o",
+        help="Folder for the results; default: a folder of its own below immunis-runs.",
+    ),
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Processes to run on this machine.")]
 Cluster = Annotated[
@@ -111,7 +115,7 @@ FailIf = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CONDITION",
-        help="Exit with code 1 if this holds, as 'kept>0.1 or primary<-0.5'. May be given again.",
+        help="Exit with code 1 if this holds, as 'primary<-0.5' (points). May be given again.",
     ),
 ]
 Device = Annotated[

@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from immunis.core.errors import InputError
 from immunis.data.split import Corrupt, Split, collate
-from immunis.data.task import Task
+from immunis.data.task import Task, check_tasks
 
 
 def together(tasks: Sequence[Task]) -> Task:
@@ -29,6 +29,7 @@ def together(tasks: Sequence[Task]) -> Task:
     """
     if not tasks:
         raise InputError("no task came; expected at least one.")
+    check_tasks(**{f"harmful[{place}]": task for place, task in enumerate(tasks)})
     if len(tasks) == 1:
         return tasks[0]
     for task in tasks:

@@ -183,3 +183,11 @@ def by_turns(labels: Iterable[Any], times: int = 1) -> tuple[list[int], list[int
         turn = turns[label] = turns.get(label, -1) + 1
         rows[turn % (times + 1) > 0].append(row)
     return rows
+
+
+def check_tasks(**given: Any) -> None:
+    """Raise ``InputError`` for an argument that is no ``Task``, naming it."""
+    for name, task in given.items():
+        if not isinstance(task, Task):
+            came = type(task).__name__
+            raise InputError(f"{name}: expected a Task, got {came}; wrap data as Task((X, y)).")

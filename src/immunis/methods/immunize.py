@@ -29,7 +29,7 @@ from immunis.data.checks import real
 from immunis.data.scale import warn_if_uneven
 from immunis.data.several_tasks import together
 from immunis.data.split import Split
-from immunis.data.task import Task
+from immunis.data.task import Task, check_tasks
 from immunis.methods import LinearProblem, Method, get_method
 from immunis.methods.kept_primary import warns
 from immunis.methods.record import Run, linear_record, network_record, placed
@@ -135,7 +135,11 @@ def immunize(
     >>> r.model, r.exact
     (Linear(in_features=64, out_features=64, bias=False), True)
     """
-    harmful = harmful if isinstance(harmful, Task) else together(harmful)
+    if isinstance(model, Task):
+        raise InputError("model: got a Task; expected immunize(model, primary, harmful).")
+    harmful = together(harmful) if isinstance(harmful, list | tuple) else harmful
+    check_tasks(primary=primary, harmful=harmful)
+    assert isinstance(harmful, Task)
     model = real(model) if isinstance(model, np.ndarray) else model
     network = isinstance(model, nn.Module) and not isinstance(model, nn.Linear)
     method = ("probe" if network else "erase") if method is None else method

@@ -23,6 +23,10 @@ from immunis.report.format import (
 from immunis.report.markup import Table
 from immunis.report.query import called
 
+NO_SHARE = {
+    "¹": f"¹ not enough evidence: {query.NO_HELP}.",
+    "²": f"² not enough evidence: {query.WIDE}, or not known.",
+}
 TUNED = ("settings tried", "steps", "harmful rows a step")
 
 
@@ -40,6 +44,12 @@ def _marked(cell: str, row: Outcome) -> str:
 def _notes(told: Iterable[str]) -> tuple[str, ...]:
     """Return what attacks note, each under the mark of their cells."""
     return tuple(f"{NOTED} {note}." for note in told)
+
+
+def _without_share(rows: list[list[str]]) -> tuple[str, ...]:
+    """Return why there is no share where a cell holds none."""
+    cells = {cell for row in rows for cell in row}
+    return tuple(note for mark, note in NO_SHARE.items() if f"–{mark}" in cells)
 
 
 def audit_table(record: Record) -> Table:
@@ -92,7 +102,8 @@ def worst_case_table(record: Record) -> Table:
             rows.append(_worst_row(record, f"{name}, unseen attacks", case["unseen"], broken))
     gain = f"gain, {unit(record.data['attacker']['kind'])}"
     heads = ["model", gain, "by attack", "keeps", "by", "cost x"]
-    return Table("what attacks gain over untrained features, and keep", heads, rows)
+    title = "what attacks gain over untrained features, and keep"
+    return Table(title, heads, rows, _without_share(rows))
 
 
 def score_cell(record: Record, value: float) -> str:
@@ -148,7 +159,8 @@ def shares_table(record: Record) -> Table:
 
     attacks, names = record.figures["attacks"], query.defended(record)
     rows = [[attack, *(cell(of, name) for name in names)] for attack, of in attacks.items()]
-    return Table(title, ["attack", *(called(record, name) for name in names)], rows)
+    heads = ["attack", *(called(record, name) for name in names)]
+    return Table(title, heads, rows, _without_share(rows))
 
 
 def primary_table(record: Record) -> Table:

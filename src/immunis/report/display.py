@@ -24,7 +24,10 @@ Make = Callable[[Record], Any]
 SHOWN: dict[str, tuple[Sequence[Make], Make]] = {  # by kind: tables, and words below them
     "measure": ((tables.measure_table, tables.definition_table), ratios.measured_words),
     "immunize": ((tables.immunize_table, tables.definition_table), text.headline),
-    "audit": ((audit_tables.worst_case_table, audit_tables.points_table), text.headline),
+    "audit": (
+        (audit_tables.highest_table, audit_tables.worst_case_table, audit_tables.points_table),
+        text.headline,
+    ),
     "demo": ((tables.demo_table, tables.definition_table), text.headline),
 }
 

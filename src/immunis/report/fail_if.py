@@ -106,9 +106,9 @@ def _comparison(part: str, text: str, kind: str, models: Collection[str] | None)
         )
     name, model = read["name"], read["model"]
     if name not in NAMES[kind]:
-        raise unknown(f"figure in --fail-if {text!r}", name, NAMES[kind])
+        raise unknown("figure of --fail-if", name, NAMES[kind])
     if model is not None and models is not None and model not in models:
-        raise unknown(f"model in --fail-if {text!r}", model, models)
+        raise unknown("model of --fail-if", model, models)
     return Comparison(name, model, read["sign"], float(read["number"]))
 
 
@@ -137,7 +137,7 @@ def _model(record: Record, compared: Comparison) -> str:
         return leading(record) or record.settings["original"]
     models = [record.settings["original"], *defended(record)]
     if compared.model not in models:
-        raise unknown("model in --fail-if", compared.model, models)
+        raise unknown("model of --fail-if", compared.model, models)
     return compared.model
 
 

@@ -36,9 +36,7 @@ COLUMNS = (
     "gains most over the same attack on untrained features, with its 95% interval over trainings, "
     "attackers and test rows; to original: the best attack on the model less the best on the "
     "original; keeps: the largest share of the original model's help, and the attack that keeps "
-    "it; ¹ not enough evidence: the original does not help by three standard errors; "
-    "² not enough evidence: its interval is wider than all of the original's help, or not "
-    "known; unseen attacks: those that no defence trains or stops against; cost x: steps to 90% "
+    "it; unseen attacks: those that no defence trains or stops against; cost x: steps to 90% "
     "of what the original allows, as a multiple of the original's, of the attack that gains most; "
     "not reached: not within the budget; (from scratch): the untrained copy, fine-tuned."
 )

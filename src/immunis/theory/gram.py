@@ -20,7 +20,7 @@ from immunis.core.errors import ImmunisError, InputError, NumericalError
 from immunis.data.checks import EPS64, LARGEST_MATRIX, as_tensor, check_size, epsilon_of, real
 from immunis.data.feed import run_model
 from immunis.data.split import Split
-from immunis.data.task import Task
+from immunis.data.task import Task, check_tasks
 from immunis.theory.summation import add_gram, add_products
 
 Extractor = Callable[[Tensor], Tensor]
@@ -275,10 +275,7 @@ def as_extractor(model: nn.Module | Tensor | np.ndarray | None) -> Extractor:
 
 def check_pair(primary: Task, harmful: Task) -> None:
     """Raise ``InputError`` unless both are tasks that one extractor can read."""
-    for task in (primary, harmful):
-        if not isinstance(task, Task):
-            got = type(task).__name__
-            raise InputError(f"expected a Task, got {got}; wrap data as Task(train=(X, y)).")
+    check_tasks(primary=primary, harmful=harmful)
     if primary.input_shape != harmful.input_shape:
         raise InputError(
             f"{primary.name} inputs have shape {primary.input_shape} per sample, {harmful.name} "
