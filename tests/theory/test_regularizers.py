@@ -65,7 +65,7 @@ def test_theorem_4_2_chain_rule(gradient):
 
 
 def test_preconditioning_needs_no_inverse():
-    """THEORY section 1: K⁻¹∇_θR = 2θ·∇_H R, and it exists for singular K too."""
+    """K⁻¹∇_θR = 2θ·∇_H R, and it exists for singular K too."""
     k, theta = with_spectrum([4.0, 2.0, 1.0]), torch.randn(3, 3, dtype=F)
     g = r_well_gradient(linear_hessian(theta, k))
     torch.testing.assert_close(torch.linalg.solve(k, hessian_to_theta(theta, k, g)), 2 * theta @ g)

@@ -179,7 +179,7 @@ def test_what_is_no_gram_matrix_is_refused(matrix, says):
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_the_released_kappa_is_a_noise_floor(scale):
-    """THEORY: on rank-deficient input it reports about σ_max/1e-6, whatever the conditioning.
+    """On rank-deficient input it reports about σ_max/1e-6, whatever the conditioning.
 
     Unless rounding, which differs between processors, makes every zero eigenvalue negative.
     """

@@ -171,7 +171,7 @@ def test_k_minus_one_certified_well_steps_reach_kappa_one(values, extra):
     )
 
 
-# Where the paper's printed statements fail (THEORY section 2).
+# Where the paper's printed statements fail (docs/errata.md).
 
 
 def test_counterexample_r_well_interval_holds_a_step_that_makes_kappa_explode():

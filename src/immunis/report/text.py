@@ -289,10 +289,10 @@ def _scored(record: Record) -> str:
         return ""
     if scored["half"] == "all":
         return f"All {scored['rows']:,} test rows are for development: too few for a final half. "
-    told = f"It scored the {scored['half']} half of the test rows, {scored['rows']:,} of "
+    told = f"Scores are on the {scored['half']} half of the test rows, {scored['rows']:,} of "
     told += f"{scored['of']:,}"
     if (final := f.get("final")) is None:
-        return f"{told}: settings may have been chosen on them. "
+        return f"{told}, which may also have served to choose settings. "
     return f"{told}; final audits of this benchmark so far: {final['audits']}. "
 
 

@@ -129,7 +129,9 @@ class Spectrum:
 
     @property
     def relative_error(self) -> float:
-        """Bound on the relative error of κ, also against inputs and features before storing.
+        """Bound on the relative error of κ at this rank, also against features before storing.
+
+        A direction that rounding took is not counted: κ is over ``rank`` of ``dimension``.
 
         The matrix and its eigenvalues are off by at most the cut-off c, and each singular value
         ``√λ`` of features by ``δ = ‖ΔZ‖`` (Weyl): ``ε_in/2·√(tr K)``, and what a linear map made

@@ -46,8 +46,8 @@ def audit(
     """Attack a model, its defences and its controls, and print the worst case first.
 
     Finished attacks are kept in the output folder. Run the same command again to continue an
-    interrupted audit. It scores the development half of the harmful test rows; with --final it
-    scores the other half, and a ledger counts how often.
+    interrupted audit. Scores come from half of the harmful test rows. --final scores the other
+    half, once all settings are chosen, and a ledger counts how often.
 
     Figures for --fail-if: highest, original, untrained, gain, to_original, kept, cost, primary,
     rho, rir, failed. They are of the best defence; kept[NAME] asks for another. See docs/audit.md.
