@@ -17,13 +17,13 @@ from age import note, older_table
 from doctables import (
     advantage,
     bench_table,
-    brief_table,
     carry_over_table,
     faults_table,
     fuzz_table,
     load_table,
     parts_table,
     step_table,
+    summary_table,
     time_table,
 )
 
@@ -68,6 +68,12 @@ TABLES = {
     "audit-digits-cnn-worst": highest_table,
     "audit-digits-cnn-primary": primary_table,
     "audit-digits-cnn-models": models_table,
+    "audit-digits-cnn-brief": summary_table,
+    "audit-minilm-intents-small": attacks_table,
+    "audit-minilm-intents-small-scores": audit_table,
+    "audit-minilm-intents-small-primary": primary_table,
+    "audit-minilm-intents-small-models": models_table,
+    "audit-minilm-intents-small-brief": summary_table,
     "audit-digit-parity": attacks_table,
     "audit-digit-parity-worst": highest_table,
     "audit-digit-parity-models": models_table,
@@ -77,7 +83,6 @@ TABLES = {
     "bench-audit": time_table,
     "joined-flowers-resnet18": attacks_table,
     "joined-flowers-resnet18-models": models_table,
-    "joined-flowers-resnet18-brief": brief_table,
     "joined-cars-resnet18": attacks_table,
     "joined-cars-resnet18-models": models_table,
     "joined-flowers-vit": attacks_table,
@@ -105,7 +110,8 @@ TABLES = {
     },
 }
 FIGURES = {
-    "audit-digits-cnn": ("scores",),
+    "audit-digits-cnn": ("depths", "scores"),
+    "audit-minilm-intents-small": ("depths",),
     "reproduce-house-prices": tuple(reproduced.FIGURES["house-prices"]),
     "reproduce-mnist": tuple(reproduced.FIGURES["mnist"]),
 }

@@ -8,11 +8,9 @@ from statistics import mean, stdev
 
 from immunis.core.records import Record
 from immunis.core.shapes import CONTROL
-from immunis.report.audit_tables import audit_table
-from immunis.report.format import defined, number, percent
+from immunis.report.format import number, percent
 from immunis.report.markup import Table
-
-BRIEF = ("ridge", "logistic", "mlp", "knn", "earlier_layer", "finetune_all")
+from immunis.report.query import BY_MEANS, called, depths, scores
 
 
 def advantage(
@@ -36,16 +34,18 @@ def advantage(
     return dict(zip(("mean", "low", "high"), (max(0.0, x) for x in (middle, *ends)), strict=True))
 
 
-def brief_table(record: Record) -> Table:
-    """One row a model: primary score, RIR, and what the most telling attacks read."""
-    whole = audit_table(record)
-    read = {row[0]: row[1:] for row in whole.rows if row[0] in BRIEF}
-    rows = []
-    for place, name in enumerate([*record.figures["models"], CONTROL]):
-        row = record.figures["models"].get(name)
-        known = ["–", "–"] if row is None else [percent(row["primary"]), defined(row["rir"])]
-        rows.append([whole.columns[place + 1], *known, *(cells[place] for cells in read.values())])
-    return Table(record.name, ["model", "primary", "RIR", *read], rows, whole.notes)
+def summary_table(record: Record) -> Table:
+    """One row a model: its primary score, and the best that attackers read and reach."""
+    attacks, families = record.figures["attacks"], record.settings["families"]
+    probes = [attack for attack in attacks if families[attack] == "probes"]
+    rows, heads = [], ["last features", *BY_MEANS]
+    for name in [*record.figures["models"], CONTROL]:
+        row, reached = record.figures["models"].get(name), depths(record, name)
+        last = scores({attack: attacks[attack] for attack in probes}, name)
+        cells = [max(last.values()), *(reached[means] for means in BY_MEANS if means in reached)]
+        primary = "–" if row is None else percent(row["primary"])
+        rows.append([called(record, name), primary, *map(percent, cells)])
+    return Table(record.name, ["model", "primary", *heads][: len(rows[0])], rows)
 
 
 def bench_table(record: Record) -> Table:

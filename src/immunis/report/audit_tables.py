@@ -46,7 +46,7 @@ def _notes(told: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{NOTED} {note}." for note in told)
 
 
-def _without_share(rows: list[list[str]]) -> tuple[str, ...]:
+def without_share(rows: list[list[str]]) -> tuple[str, ...]:
     """Return why there is no share where a cell holds none."""
     cells = {cell for row in rows for cell in row}
     return tuple(note for mark, note in NO_SHARE.items() if f"–{mark}" in cells)
@@ -103,7 +103,7 @@ def worst_case_table(record: Record) -> Table:
     gain = f"gain, {unit(record.data['attacker']['kind'])}"
     heads = ["model", gain, "by attack", "keeps", "by", "cost x"]
     title = "what attacks gain over untrained features, and keep"
-    return Table(title, heads, rows, _without_share(rows))
+    return Table(title, heads, rows, without_share(rows))
 
 
 def score_cell(record: Record, value: float) -> str:
@@ -160,7 +160,7 @@ def shares_table(record: Record) -> Table:
     attacks, names = record.figures["attacks"], query.defended(record)
     rows = [[attack, *(cell(of, name) for name in names)] for attack, of in attacks.items()]
     heads = ["attack", *(called(record, name) for name in names)]
-    return Table(title, heads, rows, _without_share(rows))
+    return Table(title, heads, rows, without_share(rows))
 
 
 def primary_table(record: Record) -> Table:

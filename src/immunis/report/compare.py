@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from immunis.core.errors import InputError
 from immunis.core.records import Record
 from immunis.core.shapes import CONTROL, AuditFigures, ImmunizeFigures
+from immunis.report.audit_tables import without_share
 from immunis.report.evidence import Best, Evidence
-from immunis.report.format import defined, number, points, times, unit
+from immunis.report.format import defined, number, points, share_cell, times, unit
 from immunis.report.markup import Table
 from immunis.report.query import (
     ROLES,
@@ -70,7 +71,8 @@ def compare(records: Sequence[Record]) -> tuple[Table, list[str]]:
         head, *rows = columns
     else:
         head, *rows = map(list, zip(*columns, strict=True))
-    return Table("side by side", head, rows), _notes([of[0] for of in found])
+    table = Table("side by side", head, rows, without_share(rows))
+    return table, _notes([of[0] for of in found])
 
 
 def _immunized(record: Record, place: int) -> list[str]:
@@ -105,7 +107,7 @@ def _audited(evidence: Evidence, place: int, name: str) -> list[str]:
         most.attack if most else "–",
         *(_score(record, other) for other in others),
         "–" if lost else f"{gain} {unit(kind)}",
-        "–" if lost else _not(untold(share)) or f"{100 * share['mean']:.0f}%",
+        "–" if lost else share_cell(share) if untold(share) else f"{100 * share['mean']:.0f}%",
         times((case.get("multiplier") or {}).get("steps")),
         _primary(record, row["primary"], f["models"][evidence.original]["primary"]),
         defined(row["rir"]),
@@ -117,10 +119,6 @@ def _audited(evidence: Evidence, place: int, name: str) -> list[str]:
 
 def _score(record: Record, found: Best | None) -> str:
     return harmful_score(record, found.score if found else math.nan)
-
-
-def _not(why: str) -> str:
-    return f"not enough evidence: {why}" if why else ""
 
 
 def _definition(record: Record, name: str) -> str:
