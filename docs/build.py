@@ -20,6 +20,7 @@ from doctables import (
     carry_over_table,
     faults_table,
     fuzz_table,
+    held_out_table,
     load_table,
     parts_table,
     step_table,
@@ -44,7 +45,7 @@ from immunis.report.audit_tables import (
 )
 from immunis.report.format import defined, number
 from immunis.report.markup import Table
-from immunis.report.tables import definition_table, demo_table
+from immunis.report.tables import definition_table, demo_table, immunize_table
 from immunis.theory.definition import TOLERANCE
 
 ROOT = Path(__file__).parents[1]
@@ -69,11 +70,8 @@ TABLES = {
     "audit-digits-cnn-primary": primary_table,
     "audit-digits-cnn-models": models_table,
     "audit-digits-cnn-brief": summary_table,
-    "audit-minilm-intents-small": attacks_table,
-    "audit-minilm-intents-small-scores": audit_table,
-    "audit-minilm-intents-small-primary": primary_table,
-    "audit-minilm-intents-small-models": models_table,
-    "audit-minilm-intents-small-brief": summary_table,
+    "immunize-minilm-intents-small": immunize_table,
+    "immunize-minilm-intents-small-depths": held_out_table,
     "audit-digit-parity": attacks_table,
     "audit-digit-parity-worst": highest_table,
     "audit-digit-parity-models": models_table,
@@ -111,7 +109,6 @@ TABLES = {
 }
 FIGURES = {
     "audit-digits-cnn": ("depths", "scores"),
-    "audit-minilm-intents-small": ("depths",),
     "reproduce-house-prices": tuple(reproduced.FIGURES["house-prices"]),
     "reproduce-mnist": tuple(reproduced.FIGURES["mnist"]),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from statistics import mean, stdev
 
@@ -46,6 +47,22 @@ def summary_table(record: Record) -> Table:
         primary = "–" if row is None else percent(row["primary"])
         rows.append([called(record, name), primary, *map(percent, cells)])
     return Table(record.name, ["model", "primary", *heads][: len(rows[0])], rows)
+
+
+def held_out_table(record: Record) -> Table:
+    """One row an evaluation of a training: the primary score, and what ridge probes read."""
+    history = record.figures["details"]["history"]
+    depths = list(history[0]["depths"])
+    blocks = [f"block {1 + int(re.findall(r'[0-9]+', at)[0])}" for at in depths]
+    heads = ["step", "primary", "last features", *blocks]
+    rows = [
+        [
+            str(row["step"]),
+            *map(percent, (row["primary"], row["probe"], *map(row["depths"].get, depths))),
+        ]
+        for row in history
+    ]
+    return Table(record.name, heads, rows)
 
 
 def bench_table(record: Record) -> Table:
