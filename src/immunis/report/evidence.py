@@ -27,7 +27,6 @@ NOTHING = About()
 State = Literal["holds", "unsure", "fails", "untested", "unknown"]
 Badge = Literal["Holds", "Partly", "Fails", "No verdict", "No defence"]
 
-
 STATES: dict[State, str] = {  # worst first, and what a card says of the means in each
     "fails": "It does not stop an attacker who",
     "untested": "Nothing is known of an attacker who",
